@@ -1,0 +1,294 @@
+# SPDX-FileCopyrightText: The kata-devices Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps one resource registered with whatever kubelet there is, for ever.
+
+A kubelet that starts removes every socket from its directory and then makes its own. It may come back at once or after
+days, it may make only its own socket anew, and a file of that name may be left by a kubelet that was killed. A kubelet
+up to version 1.35 that loses one plugin of a resource also drops a newer one of the same resource without telling it.
+So: whoever is not listened to keeps trying, a new socket is registered with at once, and the end of another instance is
+a reason to register again.
+
+Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1 (server.go, handler.go); issues 121994 and 127803
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from grpclib import GRPCError
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from kata_device_plugin.server import OPTIONS, ResourceServer
+from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
+
+API_VERSION: Final = "v1beta1"
+KUBELET_SOCKET: Final = "kubelet.sock"
+REGISTER: Final = "/v1beta1.Registration/Register"
+
+# Inside Register the kubelet dials back, for up to 10 s.
+_REGISTER_TIMEOUT_S: Final = 15.0
+# How long a kubelet may take to open its stream after it accepted a registration, and to open it again after it ended.
+_STREAM_TIMEOUT_S: Final = 10.0
+_STREAM_LOST_S: Final = 1.0
+# A kubelet's socket is bound before it listens, so the first connection may be refused.
+_FIRST_RETRY_S: Final = 0.005
+# Without directory events this is how soon a new kubelet is seen. Only an instance that nobody listens to polls.
+_POLL_S: Final = 0.5
+# What a kubelet refused once it may refuse again: each further try waits twice as long.
+_FIRST_REFUSAL_S: Final = 1.0
+_LAST_REFUSAL_S: Final = 30.0
+# The kubelet must have seen the other instance's stream end before it is asked again.
+_SIBLING_DELAY_S: Final = 0.5
+
+_Identity = tuple[int, int, int]
+
+
+class Observer(Protocol):
+    """What is told of the course of a registration."""
+
+    def kubelet_absent(self, resource: str, path: str, reason: str) -> None:
+        """No kubelet answers at its socket; told once per absence."""
+
+    def kubelet_registered(self, resource: str, endpoint: str) -> None:
+        """The kubelet accepted the registration."""
+
+    def kubelet_refused(self, resource: str, reason: str, retry_s: float) -> None:
+        """The kubelet answered with an error, or not in time; told once per reason."""
+
+    def kubelet_listening(self, resource: str) -> None:
+        """A kubelet opened its stream."""
+
+    def kubelet_gone(self, resource: str) -> None:
+        """The last stream ended."""
+
+    def socket_failed(self, resource: str, path: str, reason: str) -> None:
+        """The own socket can't be made; told once per reason."""
+
+    def sibling_gone(self, resource: str, path: str) -> None:
+        """Another instance that served the same resource has ended."""
+
+
+@dataclass(slots=True)
+class _Said:
+    """What was said last, so that it is not said again."""
+
+    reason: str = ""
+
+    def is_new(self, reason: str) -> bool:
+        new, self.reason = reason != self.reason, reason
+        return new
+
+
+class Registration:
+    """One resource's registration. `run` is the whole of it; the other methods only wake it.
+
+    Reads, connects to: <device-plugin-dir>/kubelet.sock. Writes: the socket of its server.
+    """
+
+    def __init__(
+        self, server: ResourceServer, resource: str, directory: str, prefix: str, observer: Observer, *, blind: bool
+    ) -> None:
+        """Prepare; `blind` says that no directory events will come, so that a kubelet must be looked for all the time."""
+        self.blind = blind
+        self._server = server
+        self._resource = resource
+        self._directory = directory
+        self._prefix = prefix
+        self._kubelet = os.path.join(directory, KUBELET_SOCKET)
+        self._observer = observer
+        self._wake = asyncio.Event()
+        self._siblings: frozenset[str] = frozenset()
+        self._again = False
+        self._registered: _Identity | None = None
+
+    def wake(self) -> None:
+        """Look again now: something happened in the directory, or a listener came or went."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve, register, and do both again whenever it is needed. Ends by cancellation only."""
+        absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
+        said_listening = heard_once = False
+        while True:
+            self._wake.clear()
+            await self._serve()
+            kubelet = _identity(self._kubelet)
+            if kubelet != self._registered:
+                self._registered = None
+            if said_listening != bool(self._server.listeners):
+                said_listening = not said_listening
+                told = self._observer.kubelet_listening if said_listening else self._observer.kubelet_gone
+                told(self._resource)
+            if kubelet is not None and self._registered == kubelet and not self._again:
+                if self._server.listeners:
+                    heard_once = True
+                    await self._rest(_POLL_S if self.blind else None)
+                    continue
+                # Registered, but nobody listens: the stream is not open yet, or the kubelet is going away.
+                if await self._heard(kubelet, _STREAM_LOST_S if heard_once else _STREAM_TIMEOUT_S):
+                    heard_once = True
+                    continue
+            if kubelet is None:
+                if absent.is_new("no socket"):
+                    self._observer.kubelet_absent(self._resource, self._kubelet, "there is no socket")
+                await self._rest(_POLL_S)
+                continue
+            self._again = False
+            try:
+                await self._register(kubelet)
+            except (ConnectionError, FileNotFoundError) as error:
+                # A kubelet that is starting, or the file of one that was killed.
+                if retry_s >= _POLL_S and absent.is_new("refused"):
+                    self._observer.kubelet_absent(self._resource, self._kubelet, error.strerror or str(error))
+                await self._rest(retry_s)
+                retry_s = min(retry_s * 2, _POLL_S)
+            except (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError) as error:
+                reason = _reason(error)
+                if refused.is_new(reason):
+                    self._observer.kubelet_refused(self._resource, reason, refusal_s)
+                await self._backed_off(refusal_s, kubelet)
+                refusal_s = (
+                    min(refusal_s * 2, _LAST_REFUSAL_S) if _identity(self._kubelet) == kubelet else _FIRST_REFUSAL_S
+                )
+            else:
+                self._registered, heard_once = kubelet, False
+                absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
+                self._observer.kubelet_registered(self._resource, os.path.basename(self._server.path))
+
+    def look_for_siblings(self) -> None:
+        """Notice instances of the same resource that came or ended; remove the sockets that dead ones left."""
+        found = set()
+        for name in _names(self._directory):
+            path = os.path.join(self._directory, name)
+            if not name.startswith(self._prefix) or not name.endswith(".sock") or path == self._server.path:
+                continue
+            if _is_served(path):
+                found.add(path)
+            else:
+                with suppress(OSError):
+                    os.unlink(path)
+        gone = self._siblings - found
+        self._siblings = frozenset(found)
+        for path in sorted(gone):
+            self._observer.sibling_gone(self._resource, path)
+        if gone:
+            asyncio.get_running_loop().call_later(_SIBLING_DELAY_S, self._register_again)
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether another instance serves the same resource now."""
+        return bool(self._siblings)
+
+    def _register_again(self) -> None:
+        self._again = True
+        self.wake()
+
+    async def _serve(self) -> None:
+        """Make sure that the socket on disk is ours before anybody is told of it."""
+        failed, retry_s = _Said(), _FIRST_REFUSAL_S
+        while not self._server.is_reachable():
+            # What was registered is the file that is gone.
+            self._registered = None
+            try:
+                await self._server.serve()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                if failed.is_new(reason):
+                    self._observer.socket_failed(self._resource, self._server.path, reason)
+                # No directory yet means no kubelet yet: it makes the directory when it first starts.
+                await self._rest(_POLL_S if isinstance(error, FileNotFoundError) else retry_s)
+                self._wake.clear()
+                retry_s = min(retry_s * 2, _LAST_REFUSAL_S)
+
+    async def _register(self, kubelet: _Identity) -> None:
+        """Register with the kubelet behind this socket; give up on it when the socket is replaced."""
+        channel = Channel(path=self._kubelet)
+        request = pb.RegisterRequest(
+            version=API_VERSION,
+            endpoint=os.path.basename(self._server.path),
+            resource_name=self._resource,
+            options=OPTIONS,
+        )
+        method = UnaryUnaryMethod(channel, REGISTER, pb.RegisterRequest, pb.Empty)
+        call = asyncio.ensure_future(method(request, timeout=_REGISTER_TIMEOUT_S))
+        call.add_done_callback(lambda _: self.wake())
+        try:
+            while not call.done():
+                await self._rest(_POLL_S)
+                self._wake.clear()
+                if not call.done() and _identity(self._kubelet) != kubelet:
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "the kubelet's socket was replaced")
+            await call
+        finally:
+            call.cancel()
+            channel.close()
+
+    async def _heard(self, kubelet: _Identity, timeout_s: float) -> bool:
+        """Wait for a stream on a registration that was accepted; False when it must be made again."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not self._server.listeners:
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                return False
+            await self._rest(min(remaining, _POLL_S))
+            self._wake.clear()
+            if _identity(self._kubelet) != kubelet or not self._server.is_reachable():
+                return True
+        return True
+
+    async def _backed_off(self, delay_s: float, kubelet: _Identity) -> None:
+        """Wait out a refusal; a new kubelet ends the wait."""
+        deadline = asyncio.get_running_loop().time() + delay_s
+        while (remaining := deadline - asyncio.get_running_loop().time()) > 0:
+            await self._rest(min(remaining, _POLL_S))
+            self._wake.clear()
+            if _identity(self._kubelet) != kubelet or not self._server.is_reachable():
+                return
+
+    async def _rest(self, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, GRPCError):
+        return f"{error.status.name}: {error.message or 'no message'}"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_REGISTER_TIMEOUT_S:.0f} s"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _identity(path: str) -> _Identity | None:
+    """Tell one socket from the next under the same name; the number of a removed inode is soon given out again."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on a unix socket; a file whose process died refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
