@@ -154,6 +154,8 @@ def test_two_instances_overlap_and_whichever_ends_the_other_serves(machine: Mach
     new.wait_for("kubelet.listening", count=2)
     ends, stays = (old, new) if last == "new" else (new, old)
     getattr(ends, ending)()
+    # A killed instance leaves its socket, so no directory event tells of its end; this one makes the other look around.
+    (machine.kubelet.plugin_dir / "somebody-else.sock").touch()
     # Kubelets up to 1.35 lose the one that stays with the one that ends, so it has to register again. From 1.36 on a
     # second registration from the same socket is refused, and makes the kubelet forget to watch the first.
     machine.observe(for_s=REGISTERED_AGAIN_S)

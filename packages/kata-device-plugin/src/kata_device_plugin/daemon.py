@@ -86,13 +86,8 @@ class Daemon:
             kind: Offer(resource, cdi.SpecFile(settings.cdi_dir, resource), self._confirm)
             for kind, resource in RESOURCES.items()
         }
-        # A name of its own for every process: kubelets from 1.36 on keep the streams of two instances apart by it.
-        token = os.urandom(4).hex()
-        self._socket_paths = {
-            kind: server.socket_path(settings.device_plugin_dir, resource.socket_prefix, token)
-            for kind, resource in RESOURCES.items()
-        }
-        self._servers: dict[DeviceKind, ResourceServer] = {}
+        for resource in RESOURCES.values():
+            server.socket_path(settings.device_plugin_dir, resource.socket_prefix, "01234567")
         self._registrations: dict[DeviceKind, Registration] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -274,7 +269,7 @@ class Daemon:
         if self._unpublished and now_s >= self._published_s + GATHER_S:
             kinds, self._unpublished = self._unpublished, set()
             self._published_s = now_s
-            for kind in kinds:
+            for kind in (kind for kind in RESOURCES if kind in kinds):
                 self._report_file(kind, changed=self._offers[kind].replace(self._ledger.of_kind(kind)))
                 if kind not in self._registrations and self._offers[kind].listed:
                     self._start(kind)
@@ -299,30 +294,28 @@ class Daemon:
             self._log.info(event, resource=offer.resource.name, path=offer.spec.path, devices=healthy)
 
     def _start(self, kind: DeviceKind) -> None:
-        resource = self._offers[kind].resource
-        registration: Registration | None = None
+        """Register a resource, from now on for as long as the plugin runs."""
+        offer = self._offers[kind]
+        resource = offer.resource
 
-        def wake() -> None:
-            if registration is not None:
-                registration.wake()
+        def make_server(path: str, listeners_changed: Callable[[], None]) -> ResourceServer:
+            return ResourceServer(
+                offer,
+                path,
+                granted=lambda ids: self._log.info(Event.DEVICE_ALLOCATED, resource=resource.name, devices=list(ids)),
+                refused=lambda error: self._say_refused(resource, error),
+                listeners_changed=listeners_changed,
+            )
 
-        served = ResourceServer(
-            self._offers[kind],
-            self._socket_paths[kind],
-            granted=lambda ids: self._log.info(Event.DEVICE_ALLOCATED, resource=resource.name, devices=list(ids)),
-            refused=lambda error: self._say_refused(resource, error),
-            listeners_changed=wake,
-        )
         registration = Registration(
-            served,
             resource.name,
             self._settings.device_plugin_dir,
             resource.socket_prefix,
+            make_server,
             _KubeletLines(self._log),
             blind=self._watch is None,
         )
         registration.look_for_siblings()
-        self._servers[kind] = served
         self._registrations[kind] = registration
         task = asyncio.get_running_loop().create_task(registration.run(), name=f"registration {resource.name}")
         task.add_done_callback(self._ended)
@@ -401,16 +394,16 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for served in self._servers.values():
-            served.close()
+        for registration in self._registrations.values():
+            registration.close()
         if self._watch is not None:
             asyncio.get_running_loop().remove_reader(self._watch.fileno())
             self._watch.close()
             self._watch = None
         # Calls end, then the sockets go: another instance that sees them go finds the streams already ended.
         await asyncio.sleep(0)
-        for served in self._servers.values():
-            served.unlink()
+        for registration in self._registrations.values():
+            registration.unlink()
         for result in results:
             if isinstance(result, Exception):
                 raise result

@@ -75,7 +75,7 @@ def _fill(candidates: Sequence[_Candidate], size: int, level: int) -> list[_Cand
     missing = size - sum(owed)
     while missing > 0:
         room = [index for index, place in enumerate(places) if grants[index] < len(place)]
-        index = min(room, key=lambda index: _rank(len(places[index]) - grants[index], missing, owed[index], index))
+        index = min(room, key=lambda index: _rank(places[index], grants[index], missing, owed[index], level, index))
         share = min(missing, len(places[index]) - grants[index])
         grants[index] += share
         missing -= share
@@ -87,10 +87,17 @@ def _fill(candidates: Sequence[_Candidate], size: int, level: int) -> list[_Cand
     ]
 
 
-def _rank(room: int, missing: int, owed: int, index: int) -> tuple[bool, bool, int, int]:
-    """Order places: with must-includes before others, then the tightest that fits, else the one with most room."""
+def _rank(
+    place: Sequence[_Candidate], granted: int, missing: int, owed: int, level: int, index: int
+) -> tuple[bool, bool, bool, int, int]:
+    """Order places: with must-includes, then known ones, then the tightest that fits, else the one with most room."""
+    room = len(place) - granted
     fits = room >= missing
-    return not owed, not fits, room if fits else -room, index
+    return not owed, _is_nowhere(place[0], level), not fits, room if fits else -room, index
+
+
+def _is_nowhere(candidate: _Candidate, level: int) -> bool:
+    return level >= len(candidate.levels) or candidate.levels[level][0] == _NOWHERE_NUMA
 
 
 def _partition(candidates: Iterable[_Candidate], level: int) -> list[list[_Candidate]]:
@@ -98,7 +105,7 @@ def _partition(candidates: Iterable[_Candidate], level: int) -> list[list[_Candi
         return candidate.levels[level] if level < len(candidate.levels) else (_NOWHERE_NUMA, "")
 
     places = [list(place) for _, place in groupby(sorted(candidates, key=key), key)]
-    return sorted(places, key=lambda place: (key(place[0])[0] == _NOWHERE_NUMA, place[0].order))
+    return sorted(places, key=lambda place: (_is_nowhere(place[0], level), place[0].order))
 
 
 def _candidate(device_id: str, place: Place | None, *, fixed: bool) -> _Candidate:

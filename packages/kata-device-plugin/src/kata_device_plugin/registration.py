@@ -3,12 +3,18 @@
 """Keeps one resource registered with whatever kubelet there is, for ever.
 
 A kubelet that starts removes every socket from its directory and then makes its own. It may come back at once or after
-days, it may make only its own socket anew, and a file of that name may be left by a kubelet that was killed. A kubelet
-up to version 1.35 that loses one plugin of a resource also drops a newer one of the same resource without telling it.
-So: whoever is not listened to keeps trying, a new socket is registered with at once, and the end of another instance is
-a reason to register again.
+days, it may make only its own socket anew, and a file of that name may be left by a kubelet that was killed. So whoever
+is not listened to keeps trying, and a new socket is registered with at once.
 
-Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1 (server.go, handler.go); issues 121994 and 127803
+Two instances may serve one resource while a DaemonSet rolls. A kubelet up to version 1.35 knows one client per resource:
+when the older instance's stream ends it drops the newer one's connection, which is seen here as a lost stream; when the
+newer one ends it keeps the older one's stream open and offers nothing, which can't be seen, so the end of a newer
+instance is a reason to register again. Kubelets from 1.36 on know clients by socket path, and refuse a path that they
+are connected to, forgetting the connection. So each registration goes out under a socket name never registered before,
+and an older socket that is still listened to stays open: closing it would take the new one down on the first kind.
+
+Source: k8s.io/kubernetes v1.34.4 and v1.37.2, pkg/kubelet/cm/devicemanager/plugin/v1beta1 (server.go, handler.go) and
+manager.go (PluginConnected, PluginDisconnected); kubernetes issues 121994 and 127803
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -25,7 +32,7 @@ from grpclib import GRPCError
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
-from kata_device_plugin.server import OPTIONS, ResourceServer
+from kata_device_plugin.server import OPTIONS, ResourceServer, socket_path
 from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
 
 API_VERSION: Final = "v1beta1"
@@ -89,24 +96,40 @@ class _Said:
 class Registration:
     """One resource's registration. `run` is the whole of it; the other methods only wake it.
 
-    Reads, connects to: <device-plugin-dir>/kubelet.sock. Writes: the socket of its server.
+    Reads, connects to: <device-plugin-dir>/kubelet.sock. Writes: the sockets of its servers.
     """
 
     def __init__(
-        self, server: ResourceServer, resource: str, directory: str, prefix: str, observer: Observer, *, blind: bool
+        self,
+        resource: str,
+        directory: str,
+        prefix: str,
+        make_server: Callable[[str, Callable[[], None]], ResourceServer],
+        observer: Observer,
+        *,
+        blind: bool,
     ) -> None:
-        """Prepare; `blind` says that no directory events will come, so that a kubelet must be looked for all the time."""
+        """Prepare.
+
+        `make_server` takes the path of a socket, and what to call when a listener comes or goes. `blind` says that no
+        directory events will come, so that a kubelet must be looked for all the time.
+        """
         self.blind = blind
-        self._server = server
         self._resource = resource
         self._directory = directory
         self._prefix = prefix
+        self._make_server = make_server
         self._kubelet = os.path.join(directory, KUBELET_SOCKET)
         self._observer = observer
         self._wake = asyncio.Event()
+        self._servers: list[ResourceServer] = []
+        """The newest last: it is the one to register. The others are still listened to."""
         self._siblings: frozenset[str] = frozenset()
+        self._elders: frozenset[str] = frozenset()
         self._again = False
         self._registered: _Identity | None = None
+        self._is_used = False
+        """Whether a kubelet may have heard of the newest socket's name."""
 
     def wake(self) -> None:
         """Look again now: something happened in the directory, or a listener came or went."""
@@ -122,24 +145,25 @@ class Registration:
             kubelet = _identity(self._kubelet)
             if kubelet != self._registered:
                 self._registered = None
-            if said_listening != bool(self._server.listeners):
+            if said_listening != self._is_heard:
                 said_listening = not said_listening
                 told = self._observer.kubelet_listening if said_listening else self._observer.kubelet_gone
                 told(self._resource)
             if kubelet is not None and self._registered == kubelet and not self._again:
-                if self._server.listeners:
+                if self._is_heard:
                     heard_once = True
                     await self._rest(_POLL_S if self.blind else None)
                     continue
                 # Registered, but nobody listens: the stream is not open yet, or the kubelet is going away.
                 if await self._heard(kubelet, _STREAM_LOST_S if heard_once else _STREAM_TIMEOUT_S):
-                    heard_once = True
                     continue
             if kubelet is None:
                 if absent.is_new("no socket"):
                     self._observer.kubelet_absent(self._resource, self._kubelet, "there is no socket")
                 await self._rest(_POLL_S)
                 continue
+            if self._is_used:
+                await self._serve(anew=True)
             self._again = False
             try:
                 await self._register(kubelet)
@@ -150,24 +174,28 @@ class Registration:
                 await self._rest(retry_s)
                 retry_s = min(retry_s * 2, _POLL_S)
             except (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError) as error:
+                self._is_used = True
                 reason = _reason(error)
                 if refused.is_new(reason):
                     self._observer.kubelet_refused(self._resource, reason, refusal_s)
                 await self._backed_off(refusal_s, kubelet)
-                refusal_s = (
-                    min(refusal_s * 2, _LAST_REFUSAL_S) if _identity(self._kubelet) == kubelet else _FIRST_REFUSAL_S
-                )
+                is_same = _identity(self._kubelet) == kubelet
+                refusal_s = min(refusal_s * 2, _LAST_REFUSAL_S) if is_same else _FIRST_REFUSAL_S
             else:
+                self._is_used = True
                 self._registered, heard_once = kubelet, False
+                # Whoever is there now registered before; whoever comes later is newer.
+                self._elders = self._siblings
                 absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
-                self._observer.kubelet_registered(self._resource, os.path.basename(self._server.path))
+                self._observer.kubelet_registered(self._resource, os.path.basename(self._servers[-1].path))
 
     def look_for_siblings(self) -> None:
         """Notice instances of the same resource that came or ended; remove the sockets that dead ones left."""
+        own = {server.path for server in self._servers}
         found = set()
         for name in _names(self._directory):
             path = os.path.join(self._directory, name)
-            if not name.startswith(self._prefix) or not name.endswith(".sock") or path == self._server.path:
+            if not name.startswith(self._prefix) or not name.endswith(".sock") or path in own:
                 continue
             if _is_served(path):
                 found.add(path)
@@ -178,41 +206,59 @@ class Registration:
         self._siblings = frozenset(found)
         for path in sorted(gone):
             self._observer.sibling_gone(self._resource, path)
-        if gone:
+        if gone - self._elders:
             asyncio.get_running_loop().call_later(_SIBLING_DELAY_S, self._register_again)
 
+    def close(self) -> None:
+        """End every call and stop listening; the socket files stay, see `unlink`."""
+        for server in self._servers:
+            server.close()
+
+    def unlink(self) -> None:
+        """Remove the own socket files."""
+        for server in self._servers:
+            server.unlink()
+
     @property
-    def has_siblings(self) -> bool:
-        """Whether another instance serves the same resource now."""
-        return bool(self._siblings)
+    def _is_heard(self) -> bool:
+        return any(server.listeners for server in self._servers)
 
     def _register_again(self) -> None:
         self._again = True
         self.wake()
 
-    async def _serve(self) -> None:
-        """Make sure that the socket on disk is ours before anybody is told of it."""
+    async def _serve(self, *, anew: bool = False) -> None:
+        """Make sure that there is a socket of ours before anybody is told of it; `anew`, another one in any case."""
         failed, retry_s = _Said(), _FIRST_REFUSAL_S
-        while not self._server.is_reachable():
-            # What was registered is the file that is gone.
-            self._registered = None
+        while anew or not self._servers or not self._servers[-1].is_reachable():
+            # What nobody listens to, or what is no longer on disk, is of no more use.
+            for server in [server for server in self._servers if not (server.listeners and server.is_reachable())]:
+                self._servers.remove(server)
+                server.close()
+                server.unlink()
+            # What was registered is a file that is gone, or one not to be registered again.
+            self._registered, self._is_used = None, False
+            fresh = self._make_server(socket_path(self._directory, self._prefix, os.urandom(4).hex()), self.wake)
             try:
-                await self._server.serve()
+                await fresh.serve()
             except OSError as error:
                 reason = error.strerror or str(error)
                 if failed.is_new(reason):
-                    self._observer.socket_failed(self._resource, self._server.path, reason)
+                    self._observer.socket_failed(self._resource, fresh.path, reason)
                 # No directory yet means no kubelet yet: it makes the directory when it first starts.
                 await self._rest(_POLL_S if isinstance(error, FileNotFoundError) else retry_s)
                 self._wake.clear()
                 retry_s = min(retry_s * 2, _LAST_REFUSAL_S)
+            else:
+                self._servers.append(fresh)
+                return
 
     async def _register(self, kubelet: _Identity) -> None:
         """Register with the kubelet behind this socket; give up on it when the socket is replaced."""
         channel = Channel(path=self._kubelet)
         request = pb.RegisterRequest(
             version=API_VERSION,
-            endpoint=os.path.basename(self._server.path),
+            endpoint=os.path.basename(self._servers[-1].path),
             resource_name=self._resource,
             options=OPTIONS,
         )
@@ -233,13 +279,13 @@ class Registration:
     async def _heard(self, kubelet: _Identity, timeout_s: float) -> bool:
         """Wait for a stream on a registration that was accepted; False when it must be made again."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._server.listeners:
+        while not self._is_heard:
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
                 return False
             await self._rest(min(remaining, _POLL_S))
             self._wake.clear()
-            if _identity(self._kubelet) != kubelet or not self._server.is_reachable():
+            if _identity(self._kubelet) != kubelet or not self._servers[-1].is_reachable():
                 return True
         return True
 
@@ -249,7 +295,7 @@ class Registration:
         while (remaining := deadline - asyncio.get_running_loop().time()) > 0:
             await self._rest(min(remaining, _POLL_S))
             self._wake.clear()
-            if _identity(self._kubelet) != kubelet or not self._server.is_reachable():
+            if _identity(self._kubelet) != kubelet or not self._servers[-1].is_reachable():
                 return
 
     async def _rest(self, seconds: float | None) -> None:

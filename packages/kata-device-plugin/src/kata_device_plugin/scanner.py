@@ -86,7 +86,7 @@ class Scanner:
         """
         names = sysfs.entries(self._roots.vfio_class)
         skipped: list[Skipped] = list(vfio.orphan_nodes(self._roots))
-        sightings = list(self._look(sorted(names or ()), skipped))
+        sightings = list(self._look(sorted(names or (), key=_natural), skipped))
         self._facts = {name: facts for name, facts in self._facts.items() if name in (names or ())}
         if names is None:
             sightings.extend(self._on_drivers_of_old_kernels())
@@ -99,7 +99,7 @@ class Scanner:
 
         Shape: names as in /dev/vfio/devices; others are skipped.
         """
-        names = sorted(set(names))
+        names = sorted(set(names), key=_natural)
         before = [self._facts[name].address for name in names if name in self._facts]
         skipped: list[Skipped] = []
         sightings = list(self._look(names, skipped))
@@ -237,3 +237,8 @@ class Scanner:
                     yield Sighting(
                         address, Standing.WITHOUT_NODES, "the kernel shows no VFIO devices (older than v6.1)", kind
                     )
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Put vfio10 after vfio9."""
+    return len(name), name

@@ -60,7 +60,10 @@ def device_list(offer: Offer) -> pb.ListAndWatchResponse:
 
 
 class ResourceServer:
-    """Serves one offer, and knows how many kubelet streams listen to it."""
+    """Serves one offer on one socket, and knows how many kubelet streams listen to it there.
+
+    A socket is bound once: to listen again, under a name of its own, is another server's business.
+    """
 
     def __init__(
         self,
@@ -82,20 +85,17 @@ class ResourceServer:
         self._inode: int | None = None
 
     async def serve(self) -> None:
-        """Listen, in place of any earlier socket of this server.
+        """Listen.
 
         Raises: OSError when the socket can't be bound.
         """
-        self.close()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
             listener.bind(self.path)
             self._inode = os.lstat(self.path).st_ino
             listener.listen(16)
             server = Server([self])
-            await server.start(path=None, sock=listener)
+            await server.start(sock=listener)
         except BaseException:
             listener.close()
             raise
@@ -171,9 +171,9 @@ class ResourceServer:
         for container in request.container_requests:
             names = self._grant(tuple(container.devices_ids))
             answers.append(pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=name) for name in names]))
+        await stream.send_message(pb.AllocateResponse(container_responses=answers))
         for container in request.container_requests:
             self._granted(tuple(container.devices_ids))
-        await stream.send_message(pb.AllocateResponse(container_responses=answers))
 
     async def _pre_start(self, stream: Stream[Any, Any]) -> None:
         # Never asked for (see OPTIONS); whoever calls it all the same gets the same check as Allocate.
