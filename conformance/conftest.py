@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from conformance import build
 from conformance.machine import Machine
 from conformance.reference_cdi import CdiLibrary
+
 from simnode import boards
 from simnode.node import Node
 
@@ -32,6 +33,20 @@ CDI_LIBRARIES: Final = ("0.6", "1.1")
 _ROOT: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 NewMachine = Callable[..., Machine]
+_MACHINES: Final = pytest.StashKey[list[Machine]]()
+_LOG_LINES: Final = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the logs of the node's processes beside a failure."""
+    report = yield
+    if report.failed:
+        for machine in item.stash.get(_MACHINES, []):
+            for log in sorted(machine.root.glob("*.log")):
+                lines = log.read_text(errors="replace").splitlines()
+                report.sections.append((f"the end of {log.name}", "\n".join(lines[-_LOG_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -76,19 +91,23 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def new_machine(
-    release: str, program: Callable[[str], Path], cdi_libraries: tuple[CdiLibrary, ...]
+    request: pytest.FixtureRequest,
+    release: str,
+    program: Callable[[str], Path],
+    cdi_libraries: tuple[CdiLibrary, ...],
 ) -> Iterator[NewMachine]:
     """Return a function that makes a node; without arguments an HGX H100 with every device on VFIO."""
     if os.geteuid() != 0:
-        pytest.fail("the conformance suite needs root: mount namespaces and device nodes; run it as root", pytrace=False)
+        pytest.fail(
+            "the conformance suite needs root: mount namespaces and device nodes; run it as root", pytrace=False
+        )
     with ExitStack() as stack:
 
         def make(board: Node | None = None) -> Machine:
             root = Path(tempfile.mkdtemp(prefix="kd-", dir=_ROOT))
             stack.callback(shutil.rmtree, root, ignore_errors=True)
-            machine = Machine(
-                root, board or boards.hgx_h100(), program(f"kubelet-{release}"), release, cdi_libraries
-            )
+            machine = Machine(root, board or boards.hgx_h100(), program(f"kubelet-{release}"), release, cdi_libraries)
+            request.node.stash.setdefault(_MACHINES, []).append(machine)
             return stack.enter_context(machine)
 
         yield make

@@ -102,7 +102,7 @@ class IndexPlugin:
                 await self._changed.wait()
 
     async def _allocate(self, stream: Stream[Any, Any]) -> None:
-        request = await stream.recv_message()
+        request = await stream.recv_message() or pb.AllocateRequest()
         await stream.send_message(
             pb.AllocateResponse(
                 container_responses=[

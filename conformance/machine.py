@@ -16,6 +16,7 @@ from typing import Final, Self
 from conformance.plugin_process import PluginProcess
 from conformance.real_kubelet import Given, Held, Kubelet, monotonic_ns
 from conformance.reference_cdi import CdiLibrary, DeviceNode
+
 from simnode.node import Device, Node
 from simnode.tree import LiveNode
 
@@ -66,7 +67,9 @@ class Machine:
 
     def __init__(self, root: Path, board: Node, kubelet_binary: Path, release: str, cdi: Sequence[CdiLibrary]) -> None:
         self.root = root
-        self.live = NodeWithDevices.create(root / "n", board)
+        live = NodeWithDevices.create(root / "n", board)
+        assert isinstance(live, NodeWithDevices)
+        self.live = live
         state = root / "k"
         state.mkdir(mode=0o750)
         self.cdi_dir = root / "cdi"
@@ -159,7 +162,8 @@ class Machine:
     def functions(self, given: Given) -> frozenset[str]:
         """Return the functions that a container gets, through the CDI names that it was given and sysfs."""
         per_library = [
-            frozenset(self.live.function_behind(node.path) for node in library.inject(*given.cdi)) for library in self.cdi
+            frozenset(self.live.function_behind(node.path) for node in library.inject(*given.cdi))
+            for library in self.cdi
         ]
         assert len(set(per_library)) == 1, f"the CDI libraries disagree: {per_library}"
         return per_library[0]
@@ -170,6 +174,13 @@ def _kind(device: Device) -> str | None:
     if device.vendor != 0x10DE or device.vf_of is not None:
         return None
     return {0x0302: GPU, 0x0300: GPU, 0x0680: SWITCH}.get(device.class_code >> 8)
+
+
+def put(path: Path, text: str | bytes) -> None:
+    """Write a file in one step, so that nobody reads half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(text.encode() if isinstance(text, str) else text)
+    temporary.rename(path)
 
 
 def names(resource: str, addresses: Iterable[str]) -> tuple[str, ...]:

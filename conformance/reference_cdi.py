@@ -57,7 +57,10 @@ class CdiLibrary:
         self._process.kill()
 
     def open(self, dirs: Iterable[Path], *, watch: bool = False) -> None:
-        """Read these directories, the last with the highest priority; `watch` follows changes as a daemon does."""
+        """Read these directories, the last with the highest priority; `watch` follows changes as a daemon does.
+
+        Raises: Refused when a file makes the library panic.
+        """
         self._process.ask("open", dirs=[str(path) for path in dirs], watch=watch)
 
     def refresh(self) -> Findings:

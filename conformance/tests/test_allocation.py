@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import pytest
-
 from conformance.conftest import NewMachine
 from conformance.json_lines import Refused
 from conformance.machine import GPU, SWITCH, Machine, names

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conformance.conftest import NewMachine
 from conformance.json_lines import Refused
 from conformance.machine import GPU, SWITCH, Machine
-from conformance.real_kubelet import Capacity, Pod
+from conformance.real_kubelet import Capacity
 from conformance.waiting import wait_until
+
 from simnode import boards
 
 
@@ -35,7 +35,7 @@ def test_a_hgx_h100_has_eight_gpus_and_four_switches_from_the_start(machine: Mac
 def test_each_device_is_on_the_numa_node_that_sysfs_names(machine: Machine) -> None:
     machine.plugin()
     machine.settle()
-    held = machine.kubelet.devices(GPU).numa | machine.kubelet.devices(SWITCH).numa
+    held = {**machine.kubelet.devices(GPU).numa, **machine.kubelet.devices(SWITCH).numa}
     assert held == {
         device.address: (device.numa,)
         for device in machine.live.node.devices

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-
 from conformance import index_plugin
 from conformance.json_lines import Refused
 from conformance.machine import GPU, Machine
@@ -112,7 +111,8 @@ class Sequence:
         try:
             given = self.machine.kubelet.allocate(Pod.of(uid, gpu=count))["main"]
         except Refused:
-            if len(free) >= count:
+            # A plugin that is found out without looking at what its ids mean may well run out of them.
+            if self.looks and len(free) >= count:
                 raise
             return f"refused {uid} {count}"
         functions = {name: self.function(name) for name in given.cdi}

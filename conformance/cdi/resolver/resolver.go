@@ -79,20 +79,7 @@ func Main(library Library) {
 	lines.Buffer(make([]byte, 0, 64<<10), 16<<20)
 	var cache Cache
 	for lines.Scan() {
-		var asked request
-		var result any
-		err := json.Unmarshal(lines.Bytes(), &asked)
-		switch {
-		case err != nil:
-		case asked.Op == "version":
-			result, err = version(library.Module)
-		case asked.Op == "open":
-			cache, err = library.Open(asked.Dirs, asked.Watch)
-		case cache == nil:
-			err = errNotOpen
-		default:
-			result, err = answer(cache, asked)
-		}
+		result, err := answer(library, &cache, lines.Bytes())
 		answered := reply{OK: err == nil, Result: result}
 		if err != nil {
 			answered.Error = err.Error()
@@ -103,7 +90,29 @@ func Main(library Library) {
 	}
 }
 
-func answer(cache Cache, asked request) (any, error) {
+func answer(library Library, open *Cache, line []byte) (result any, err error) {
+	// Some files make some releases panic, which ends whoever asked; here it is an answer.
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("panic: %v", problem)
+		}
+	}()
+	var asked request
+	if err := json.Unmarshal(line, &asked); err != nil {
+		return nil, err
+	}
+	cache := *open
+	switch asked.Op {
+	case "version":
+		return version(library.Module)
+	case "open":
+		*open = nil
+		*open, err = library.Open(asked.Dirs, asked.Watch)
+		return nil, err
+	}
+	if cache == nil {
+		return nil, errNotOpen
+	}
 	switch asked.Op {
 	case "refresh":
 		return refresh(cache), nil

@@ -22,7 +22,7 @@ ONE = (Entry("0000:65:00.0", "/dev/vfio/devices/vfio0"),)
 TWO = (*ONE, Entry("0000:66:00.0", "/dev/vfio/devices/vfio1"))
 
 
-def test_a_device_has_one_character_node_and_nothing_else():
+def test_a_device_has_one_character_node_and_nothing_else() -> None:
     assert json.loads(cdi.document(GPU, ONE)) == {
         "cdiVersion": "0.5.0",
         "kind": "nvidia.com/gpu",
@@ -38,7 +38,7 @@ def test_a_device_has_one_character_node_and_nothing_else():
 
 
 @given(st.lists(st.builds(Entry, st.text(), st.text())))
-def test_every_document_is_json_that_says_what_it_was_given(entries: list[Entry]):
+def test_every_document_is_json_that_says_what_it_was_given(entries: list[Entry]) -> None:
     devices = json.loads(cdi.document(GPU, entries))["devices"]
     assert [Entry(device["name"], device["containerEdits"]["deviceNodes"][0]["path"]) for device in devices] == entries
 
@@ -52,14 +52,14 @@ def names(path: str) -> list[str]:
     return [device["name"] for device in json.loads(Path(path).read_bytes())["devices"]]
 
 
-def test_the_directory_is_made_and_the_file_is_readable_for_everybody(spec: SpecFile):
+def test_the_directory_is_made_and_the_file_is_readable_for_everybody(spec: SpecFile) -> None:
     assert spec.replace(ONE)
     assert names(spec.path) == ["0000:65:00.0"]
     assert os.stat(spec.path).st_mode & 0o777 == 0o644
     assert os.listdir(os.path.dirname(spec.path)) == ["kata.nvidia.com-gpu.json"]
 
 
-def test_what_is_there_already_is_not_written_again(spec: SpecFile):
+def test_what_is_there_already_is_not_written_again(spec: SpecFile) -> None:
     spec.replace(ONE)
     before = os.stat(spec.path)
     assert not spec.replace(ONE)
@@ -68,7 +68,7 @@ def test_what_is_there_already_is_not_written_again(spec: SpecFile):
     assert os.stat(spec.path) == before
 
 
-def test_another_spelling_of_the_same_content_is_left_alone(spec: SpecFile):
+def test_another_spelling_of_the_same_content_is_left_alone(spec: SpecFile) -> None:
     spec.replace(TWO)
     compact = json.dumps(json.loads(Path(spec.path).read_bytes()))
     Path(spec.path).write_text(compact)
@@ -77,28 +77,28 @@ def test_another_spelling_of_the_same_content_is_left_alone(spec: SpecFile):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"cdiVersion": "0.5.0"}', b"[" * 100_000, b"\xff\xfe"])
-def test_a_file_that_somebody_spoiled_is_written_again(spec: SpecFile, content: bytes):
+def test_a_file_that_somebody_spoiled_is_written_again(spec: SpecFile, content: bytes) -> None:
     spec.replace(ONE)
     Path(spec.path).write_bytes(content)
     assert spec.restore()
     assert names(spec.path) == ["0000:65:00.0"]
 
 
-def test_a_file_that_somebody_removed_is_written_again(spec: SpecFile):
+def test_a_file_that_somebody_removed_is_written_again(spec: SpecFile) -> None:
     spec.replace(ONE)
     os.unlink(spec.path)
     assert spec.restore()
     assert names(spec.path) == ["0000:65:00.0"]
 
 
-def test_without_devices_there_is_no_file(spec: SpecFile):
+def test_without_devices_there_is_no_file(spec: SpecFile) -> None:
     spec.replace(ONE)
     assert spec.replace(())
     assert not os.path.exists(spec.path)
     assert not spec.replace(())
 
 
-def test_a_directory_that_cannot_be_made_is_told_with_its_path_and_tried_again(tmp_path: Path):
+def test_a_directory_that_cannot_be_made_is_told_with_its_path_and_tried_again(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("in the way")
     spec = SpecFile(str(tmp_path / "cdi"), GPU)
     with pytest.raises(SpecUnwritable) as caught:
@@ -118,7 +118,7 @@ def occupied(spec: SpecFile) -> Path:
     return blocker
 
 
-def test_a_failed_replacement_leaves_no_temporary_file_behind(spec: SpecFile):
+def test_a_failed_replacement_leaves_no_temporary_file_behind(spec: SpecFile) -> None:
     spec.replace(ONE)
     occupied(spec)
     with pytest.raises(SpecUnwritable):
@@ -126,7 +126,7 @@ def test_a_failed_replacement_leaves_no_temporary_file_behind(spec: SpecFile):
     assert os.listdir(os.path.dirname(spec.path)) == ["kata.nvidia.com-gpu.json"]
 
 
-def test_a_file_that_names_another_devices_node_is_given_up_when_it_cannot_be_replaced(tmp_path: Path):
+def test_a_file_that_names_another_devices_node_is_given_up_when_it_cannot_be_replaced(tmp_path: Path) -> None:
     """A full disk: renumbered nodes can't be written down, so the old names must not lead to them."""
     swapped = (Entry(TWO[1].name, TWO[0].node),)
     spec = SpecFile(str(tmp_path), GPU)
@@ -157,7 +157,7 @@ class FullDisk(SpecFile):
         super()._write(data)
 
 
-def test_own_left_overs_go_and_files_of_others_stay(tmp_path: Path):
+def test_own_left_overs_go_and_files_of_others_stay(tmp_path: Path) -> None:
     now = 1_000_000.0
     stays = [
         "kata.nvidia.com-gpu.json",  # current
@@ -178,7 +178,7 @@ def test_own_left_overs_go_and_files_of_others_stay(tmp_path: Path):
     assert cdi.sweep(str(tmp_path / "nowhere"), RESOURCES.values()) == ()
 
 
-def test_a_reader_in_a_loop_never_sees_a_torn_or_missing_file(spec: SpecFile):
+def test_a_reader_in_a_loop_never_sees_a_torn_or_missing_file(spec: SpecFile) -> None:
     spec.replace(ONE)
     seen: list[object] = []
     stop = threading.Event()

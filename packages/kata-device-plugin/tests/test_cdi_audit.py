@@ -40,7 +40,7 @@ def spec(**changes: Any) -> bytes:
         b"cdiVersion: '0.5.0'\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n",
     ],
 )
-def test_sound_files_that_take_none_of_our_names_are_no_problem(data: bytes):
+def test_sound_files_that_take_none_of_our_names_are_no_problem(data: bytes) -> None:
     assert cdi_audit.judge(data, OWN) is None
 
 
@@ -77,7 +77,7 @@ def test_sound_files_that_take_none_of_our_names_are_no_problem(data: bytes):
         (spec(kind="nvidia.com/gpu", devices=[{"name": "0000:66:00.0", "containerEdits": NODE}]), "as well as this"),
     ],
 )
-def test_what_stops_a_sandbox_or_takes_our_names_is_told_in_words(data: bytes, words: str):
+def test_what_stops_a_sandbox_or_takes_our_names_is_told_in_words(data: bytes, words: str) -> None:
     assert words in (cdi_audit.judge(data, OWN) or "")
 
 
@@ -97,21 +97,21 @@ JSONISH = st.recursive(
         | st.lists(st.fixed_dictionaries({"name": JSONISH | st.just("a"), "containerEdits": JSONISH | st.just(NODE)})),
     )
 )
-def test_no_structure_whatsoever_makes_the_judge_fail(whole: dict[str, Any]):
+def test_no_structure_whatsoever_makes_the_judge_fail(whole: dict[str, Any]) -> None:
     cdi_audit.judge(json.dumps(whole).encode(), OWN)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_whatsoever_make_the_judge_fail(data: bytes):
+def test_no_bytes_whatsoever_make_the_judge_fail(data: bytes) -> None:
     cdi_audit.judge(data, OWN)
 
 
-def test_our_own_file_passes_our_own_judgement():
+def test_our_own_file_passes_our_own_judgement() -> None:
     document = cdi.document(Resource("nvidia.com/gpu"), [Entry("0000:67:00.0", "/dev/vfio/devices/vfio0")])
     assert cdi_audit.judge(document, OWN) is None
 
 
-def test_one_problem_for_each_bad_file_and_none_for_ours_or_for_other_suffixes(tmp_path: Path):
+def test_one_problem_for_each_bad_file_and_none_for_ours_or_for_other_suffixes(tmp_path: Path) -> None:
     first, second = tmp_path / "etc", tmp_path / "run"
     first.mkdir()
     second.mkdir()

@@ -36,21 +36,21 @@ def is_healthy(ledger: Ledger, address: PciAddress = A) -> bool | None:
     return None if listed is None else listed.healthy
 
 
-def test_a_bound_device_is_listed_once():
+def test_a_bound_device_is_listed_once() -> None:
     ledger = Ledger()
     assert verdicts(ledger, seen()) == [Verdict.LISTED]
     assert verdicts(ledger, seen()) == []
     assert is_healthy(ledger)
 
 
-def test_a_device_without_a_usable_node_is_listed_unhealthy_from_the_start():
+def test_a_device_without_a_usable_node_is_listed_unhealthy_from_the_start() -> None:
     ledger = Ledger()
     assert verdicts(ledger, seen(standing=Standing.UNUSABLE)) == [Verdict.LISTED]
     assert is_healthy(ledger) is False
     assert verdicts(ledger, seen()) == [Verdict.HEALTHY]
 
 
-def test_what_was_never_listed_is_not_missed():
+def test_what_was_never_listed_is_not_missed() -> None:
     ledger = Ledger()
     for standing in (Standing.ABSENT, Standing.OFF_VFIO, Standing.WITHOUT_NODES):
         assert verdicts(ledger, seen(standing=standing)) == []
@@ -58,7 +58,7 @@ def test_what_was_never_listed_is_not_missed():
     assert ledger.due_at_s() is None
 
 
-def test_a_vanished_device_stays_unhealthy_for_ever_and_comes_back():
+def test_a_vanished_device_stays_unhealthy_for_ever_and_comes_back() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     assert verdicts(ledger, seen(standing=Standing.ABSENT), 1.0) == [Verdict.UNHEALTHY]
@@ -67,7 +67,7 @@ def test_a_vanished_device_stays_unhealthy_for_ever_and_comes_back():
     assert verdicts(ledger, seen(cdev=3), 1e9 + 1) == [Verdict.HEALTHY]
 
 
-def test_a_device_taken_off_vfio_is_unhealthy_at_once_and_leaves_when_it_has_settled():
+def test_a_device_taken_off_vfio_is_unhealthy_at_once_and_leaves_when_it_has_settled() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     assert verdicts(ledger, seen(standing=Standing.OFF_VFIO), 1.0) == [Verdict.UNHEALTHY]
@@ -77,7 +77,7 @@ def test_a_device_taken_off_vfio_is_unhealthy_at_once_and_leaves_when_it_has_set
     assert ledger.due_at_s() is None
 
 
-def test_a_rebind_does_not_move_the_capacity():
+def test_a_rebind_does_not_move_the_capacity() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     verdicts(ledger, seen(standing=Standing.UNUSABLE), 1.0)
@@ -86,13 +86,13 @@ def test_a_rebind_does_not_move_the_capacity():
     assert ledger.due_at_s() is None
 
 
-def test_another_cdev_behind_the_same_device_is_told():
+def test_another_cdev_behind_the_same_device_is_told() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     assert verdicts(ledger, seen(cdev=1)) == [Verdict.MOVED]
 
 
-def test_a_device_that_lost_its_node_is_looked_at_until_it_has_settled():
+def test_a_device_that_lost_its_node_is_looked_at_until_it_has_settled() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     verdicts(ledger, seen(standing=Standing.UNUSABLE), 10.0)
@@ -107,7 +107,7 @@ def test_a_device_that_lost_its_node_is_looked_at_until_it_has_settled():
     assert looks == list(RECHECKS_S)
 
 
-def test_a_device_off_vfio_has_left_by_its_own_rechecks_alone():
+def test_a_device_off_vfio_has_left_by_its_own_rechecks_alone() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     verdicts(ledger, seen(standing=Standing.OFF_VFIO), 10.0)
@@ -120,7 +120,7 @@ def test_a_device_off_vfio_has_left_by_its_own_rechecks_alone():
     assert last - 10.0 < 1.0
 
 
-def test_another_kind_at_the_same_address_leaves_one_list_and_joins_the_other():
+def test_another_kind_at_the_same_address_leaves_one_list_and_joins_the_other() -> None:
     ledger = Ledger()
     verdicts(ledger, seen())
     assert verdicts(ledger, seen(kind=DeviceKind.NVSWITCH)) == [Verdict.LEFT, Verdict.LISTED]
@@ -128,7 +128,7 @@ def test_another_kind_at_the_same_address_leaves_one_list_and_joins_the_other():
     assert [listed.address for listed in ledger.of_kind(DeviceKind.NVSWITCH)] == [A]
 
 
-def test_lists_are_in_address_order():
+def test_lists_are_in_address_order() -> None:
     ledger = Ledger()
     ledger.apply([seen(B, cdev=0), seen(A, cdev=1)], 0.0)
     assert [listed.address for listed in ledger.of_kind(DeviceKind.GPU)] == [A, B]

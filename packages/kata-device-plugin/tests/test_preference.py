@@ -45,23 +45,23 @@ TWO_SOCKETS = {
 )
 def test_where_devices_are_taken_from(
     available: Sequence[int], must: Sequence[int], size: int, expected: Sequence[int]
-):
+) -> None:
     answer = preferred([f"gpu{index}" for index in available], [f"gpu{index}" for index in must], size, TWO_SOCKETS)
     assert answer == tuple(f"gpu{index}" for index in expected)
 
 
-def test_an_unknown_numa_node_comes_after_known_ones():
+def test_an_unknown_numa_node_comes_after_known_ones() -> None:
     places = {"a": place(None, order=0), "b": place(1, order=1), "c": place(1, order=2)}
     assert preferred(["a", "b", "c"], [], 1, places) == ("b",)
     assert preferred(["a", "b", "c"], [], 2, places) == ("b", "c")
 
 
-def test_without_any_topology_the_lowest_addresses_are_taken():
+def test_without_any_topology_the_lowest_addresses_are_taken() -> None:
     places = {f"g{index}": place(None, order=index) for index in range(16)}
     assert preferred([f"g{index}" for index in reversed(range(16))], [], 3, places) == ("g0", "g1", "g2")
 
 
-def test_ids_that_nobody_knows_are_taken_last_and_never_fail_the_call():
+def test_ids_that_nobody_knows_are_taken_last_and_never_fail_the_call() -> None:
     places = {"b": place(0, order=1)}
     assert preferred(["zzz", "b", "aaa"], [], 2, places) == ("b", "aaa")
 
@@ -84,7 +84,7 @@ PLACES = st.builds(
 )
 def test_the_answer_is_unique_of_the_size_asked_keeps_what_is_fixed_and_ignores_order(
     available: list[str], must: list[str], size: int, places: dict[str, Place]
-):
+) -> None:
     answer = preferred(available, must, size, places)
     candidates = {*available, *must}
     assert len(set(answer)) == len(answer) == max(0, min(size, len(candidates)))
@@ -95,7 +95,7 @@ def test_the_answer_is_unique_of_the_size_asked_keeps_what_is_fixed_and_ignores_
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.data())
-def test_one_numa_node_is_enough_whenever_one_has_enough(nodes: list[int], data: st.DataObject):
+def test_one_numa_node_is_enough_whenever_one_has_enough(nodes: list[int], data: st.DataObject) -> None:
     places = {f"id{index:02}": place(node, order=index) for index, node in enumerate(nodes)}
     size = data.draw(st.integers(1, max(nodes.count(node) for node in nodes)))
     answer = preferred(list(places), [], size, places)

@@ -27,7 +27,7 @@ def test_a_class_code_is_its_three_parts(value: int) -> None:
 
 def test_the_table_decides_for_every_class_there_is() -> None:
     for base_and_subclass in range(0x10000):
-        for vendor in (0x10DE, 0x1002, 0x15B3, 0x8086, 0xFFFF):
+        for vendor in (0x10DE, 0x1002, 0x15B3):
             kind = kind_of(vendor, ClassCode(base_and_subclass << 8))
             assert kind == EXPECTED.get((vendor, base_and_subclass))
 

@@ -85,10 +85,10 @@ def test_virtual_functions_are_told_from_the_card_they_are_cut_from(tmp_path: Pa
     ]
 
 
-def test_a_thousand_gpus_are_a_thousand_devices(tmp_path: Path) -> None:
-    live = LiveNode.create(tmp_path, boards.thousand_gpus(1000))
+def test_as_many_gpus_as_there_are_are_found_in_order(tmp_path: Path) -> None:
+    live = LiveNode.create(tmp_path, boards.thousand_gpus(100))
     found = inventory.devices(roots_of(live)).found
-    assert len(found) == 1000
+    assert len(found) == 100
     assert {device.standing for device in found} == {Standing.USABLE}
     assert [device.function.address for device in found] == sorted(device.function.address for device in found)
 

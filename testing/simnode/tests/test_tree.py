@@ -518,7 +518,7 @@ class KernelMachine(RuleBasedStateMachine):
 
 
 TestWhateverTheKernelDoes = KernelMachine.TestCase
-TestWhateverTheKernelDoes.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestWhateverTheKernelDoes.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
 
 
 @settings(max_examples=30, deadline=None)

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     log = EventLog(COMPONENT, VERSION)
     arguments = _parser().parse_args(argv)
-    settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
+    given = vars(arguments)
+    settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
     if arguments.command == "list":
         return _list(settings, arguments.output, log)
     _quiet_libraries()
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{COMPONENT} {VERSION}")
-    parser.set_defaults(command=None, **{field.name: field.default for field in fields(Settings)})
+    parser.set_defaults(command=None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     listing = commands.add_parser(
         "list", parents=[paths], help="print what would be advertised, and exit", allow_abbrev=False

@@ -8,7 +8,7 @@ is not listened to keeps trying, and a new socket is registered with at once.
 
 Two instances may serve one resource while a DaemonSet rolls. A kubelet up to version 1.35 knows one client per resource:
 when the older instance's stream ends it drops the newer one's connection, which is seen here as a lost stream; when the
-newer one ends it keeps the older one's stream open and offers nothing, which can't be seen, so the end of a newer
+newer one ends it keeps the older one's stream open and offers nothing, which can't be seen, so the end of another
 instance is a reason to register again. Kubelets from 1.36 on know clients by socket path, and refuse a path that they
 are connected to, forgetting the connection. So each registration goes out under a socket name never registered before,
 and an older socket that is still listened to stays open: closing it would take the new one down on the first kind.
@@ -41,9 +41,11 @@ REGISTER: Final = "/v1beta1.Registration/Register"
 
 # Inside Register the kubelet dials back, for up to 10 s.
 _REGISTER_TIMEOUT_S: Final = 15.0
-# How long a kubelet may take to open its stream after it accepted a registration, and to open it again after it ended.
+# How long a kubelet may take to open its stream after it accepted a registration.
 _STREAM_TIMEOUT_S: Final = 10.0
-_STREAM_LOST_S: Final = 1.0
+# How soon to register again after the stream ended: at once, and later each time when it does not last.
+_FIRST_LOSS_S: Final = 0.1
+_LAST_LOSS_S: Final = 30.0
 # A kubelet's socket is bound before it listens, so the first connection may be refused.
 _FIRST_RETRY_S: Final = 0.005
 # Without directory events this is how soon a new kubelet is seen. Only an instance that nobody listens to polls.
@@ -125,9 +127,9 @@ class Registration:
         self._servers: list[ResourceServer] = []
         """The newest last: it is the one to register. The others are still listened to."""
         self._siblings: frozenset[str] = frozenset()
-        self._elders: frozenset[str] = frozenset()
         self._again = False
         self._registered: _Identity | None = None
+        self._registered_at = float("-inf")
         self._is_used = False
         """Whether a kubelet may have heard of the newest socket's name."""
 
@@ -139,6 +141,7 @@ class Registration:
         """Serve, register, and do both again whenever it is needed. Ends by cancellation only."""
         absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
         said_listening = heard_once = False
+        loss_s = _FIRST_LOSS_S
         while True:
             self._wake.clear()
             await self._serve()
@@ -155,8 +158,10 @@ class Registration:
                     await self._rest(_POLL_S if self.blind else None)
                     continue
                 # Registered, but nobody listens: the stream is not open yet, or the kubelet is going away.
-                if await self._heard(kubelet, _STREAM_LOST_S if heard_once else _STREAM_TIMEOUT_S):
+                if await self._heard(kubelet, loss_s if heard_once else _STREAM_TIMEOUT_S):
                     continue
+                lasted_s = asyncio.get_running_loop().time() - self._registered_at
+                loss_s = min(loss_s * 2, _LAST_LOSS_S) if lasted_s < _LAST_LOSS_S else _FIRST_LOSS_S
             if kubelet is None:
                 if absent.is_new("no socket"):
                     self._observer.kubelet_absent(self._resource, self._kubelet, "there is no socket")
@@ -184,8 +189,7 @@ class Registration:
             else:
                 self._is_used = True
                 self._registered, heard_once = kubelet, False
-                # Whoever is there now registered before; whoever comes later is newer.
-                self._elders = self._siblings
+                self._registered_at = asyncio.get_running_loop().time()
                 absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
                 self._observer.kubelet_registered(self._resource, os.path.basename(self._servers[-1].path))
 
@@ -206,8 +210,9 @@ class Registration:
         self._siblings = frozenset(found)
         for path in sorted(gone):
             self._observer.sibling_gone(self._resource, path)
-        if gone - self._elders:
-            asyncio.get_running_loop().call_later(_SIBLING_DELAY_S, self._register_again)
+        if gone:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_SIBLING_DELAY_S, self._register_again, loop.time())
 
     def close(self) -> None:
         """End every call and stop listening; the socket files stay, see `unlink`."""
@@ -223,9 +228,11 @@ class Registration:
     def _is_heard(self) -> bool:
         return any(server.listeners for server in self._servers)
 
-    def _register_again(self) -> None:
-        self._again = True
-        self.wake()
+    def _register_again(self, since: float) -> None:
+        """Register again, unless that was done since: which of two instances the kubelet held to be newer is unknown."""
+        if self._registered_at < since:
+            self._again = True
+            self.wake()
 
     async def _serve(self, *, anew: bool = False) -> None:
         """Make sure that there is a socket of ours before anybody is told of it; `anew`, another one in any case."""

@@ -201,8 +201,10 @@ class Scanner:
 
     def _without_cdev(self, address: PciAddress) -> Sighting:
         try:
-            cdev = vfio.cdev_of(self._roots, address)
-            if cdev is not None:
+            named = vfio.cdev_of(self._roots, address)
+            # Kata goes from the node to the function, so that is the way that has to lead here.
+            cdev = None if named is None else vfio.cdev(self._roots, named.name)
+            if isinstance(cdev, vfio.Cdev) and cdev.address == address:
                 sighting = self._sighting(cdev)
                 if sighting is not None:
                     return sighting

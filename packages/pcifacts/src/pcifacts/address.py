@@ -20,7 +20,7 @@ _LAST_DEVICE: Final = 0x1F
 _LAST_FUNCTION: Final = 7
 
 # Addresses recur at every scan. The bound is far above any node, and only keeps a stream of nonsense from growing it.
-_PARSED_LIMIT: Final = 65_536
+_PARSED_LIMIT: Final = 16_384
 _parsed: Final[dict[str, PciAddress]] = {}
 
 

@@ -16,6 +16,7 @@ import os
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from pcifacts import function, sysfs
@@ -27,8 +28,9 @@ from pcifacts.sysfs import Roots, Scan, SkipKind, Skipped
 _NO_GROUP: Final = frozenset({"vfio", "devices"})
 _NOIOMMU_PREFIX: Final = "noiommu-"
 
-# How every link in class vfio-dev begins.
-_TO_DEVICES: Final = ["..", "..", "devices"]
+# How every link in class vfio-dev begins, and how much of that leads to sysfs itself.
+_TO_DEVICES: Final = "../../devices/"
+_TO_SYSFS: Final = len("../..")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +186,15 @@ def link(roots: Roots, name: str) -> CdevLink | Skipped | None:
         return Skipped(name, f"{path}: runs without an IOMMU, no guest may have it", SkipKind.NOIOMMU, path)
     if number is None:
         return Skipped(name, f"{path}: not the name of a VFIO device, expected vfio<N>", SkipKind.MALFORMED_NAME, path)
+    tail = "/vfio-dev/" + name
     try:
         # ../../devices/pci0000:00/0000:00:10.0/0000:01:00.0/vfio-dev/vfio0
-        parts = os.readlink(path).split("/")
-        if parts[-1] == name and parts[-2] == "vfio-dev" and parts[:3] == _TO_DEVICES:
-            address = PciAddress.parse(parts[-3])
-            directory = f"{roots.sysfs}/{'/'.join(parts[2:-2])}"
-            return CdevLink(name, number, address, sysfs.below_root(parts)[:-3], directory)
-    except (OSError, IndexError, PciAddressError):
+        target = os.readlink(path)
+        if target.startswith(_TO_DEVICES) and target.endswith(tail):
+            place = target[_TO_SYSFS : -len(tail)]
+            parents, _, last = place.rpartition("/")
+            return CdevLink(name, number, PciAddress.parse(last), _upstream(parents), roots.sysfs + place)
+    except (OSError, PciAddressError):
         pass  # Not the kernel's layout, or gone, or not a PCI function: the slow way tells these apart.
     return _resolved_link(path, name, number)
 
@@ -339,6 +342,12 @@ def _resolved_link(path: str, name: str, number: int) -> CdevLink | Skipped | No
     except PciAddressError as err:
         return Skipped(name, f"{path}: the device behind it is no PCI function, {err.observed}", SkipKind.NOT_PCI, path)
     return CdevLink(name, number, address, sysfs.below_root(parts)[:-1], directory)
+
+
+@lru_cache(maxsize=1024)
+def _upstream(path: str) -> tuple[str, ...]:
+    # Functions behind one port have it in common, and share the value.
+    return sysfs.below_root(path.split("/"))
 
 
 def _skipped(name: str, path: str, err: PcifactsError) -> Skipped:
