@@ -37,6 +37,7 @@ class Extent:
     """From a kubelet's death to the next one, as an operator's restart takes."""
     absence_s: float
     scan_passes: int
+    scan_passes_of_most: int
 
 
 FULL: Final = Extent(
@@ -55,6 +56,7 @@ FULL: Final = Extent(
     pause_s=1.0,
     absence_s=8.0,
     scan_passes=11,
+    scan_passes_of_most=5,
 )
 
 SHORT: Final = Extent(
@@ -73,4 +75,5 @@ SHORT: Final = Extent(
     pause_s=0.2,
     absence_s=1.0,
     scan_passes=3,
+    scan_passes_of_most=1,
 )

@@ -152,7 +152,7 @@ def _numbers(row: Row, samples: Samples, rivals: Sequence[str]) -> tuple[str, ..
     if limit is None or ours is None:
         return (row.title, cell(ours), *others, "", "")
     allowed = number(limit.low) if limit.low == limit.high else f"{number(limit.low)} to {number(limit.high)}"
-    return (row.title, cell(ours), *others, f"<= {allowed} ({limit.origin})", limit.verdict(ours.value))
+    return (row.title, cell(ours), *others, f"<= {allowed} ({limit.origin})", limit.verdict(ours))
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

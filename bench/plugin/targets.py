@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.plugin.samples import Samples
+from bench.plugin.samples import Figure, Samples
 from bench.plugin.subject import OURS
 
 NOT_MEASURED: Final = "stated, not measured here"
@@ -47,11 +47,11 @@ class Bound:
     high: float
     origin: str
 
-    def verdict(self, value: float | None) -> str:
-        """Say whether a figure is within the bound."""
-        if value is None or value > self.high:
+    def verdict(self, figure: Figure) -> str:
+        """Say whether a figure is within the bound; what never came is not."""
+        if figure.value is None or figure.missed or figure.value > self.high:
             return "missed"
-        return "met" if value <= self.low else "within the stated range"
+        return "met" if figure.value <= self.low else "within the stated range"
 
 
 def _absolute(figure: str, limit: float, sentence: str, q: float = 0.5) -> Target:
