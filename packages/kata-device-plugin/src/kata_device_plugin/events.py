@@ -11,7 +11,6 @@ class Event(StrEnum):
     """Names of event lines: what it is about, then what happened to it."""
 
     RUN_STARTED = "run.started"
-    RUN_STOPPING = "run.stopping"
 
     NODE_WITHOUT_DEVICES = "node.without-devices"
     NODE_WITHOUT_DEVICE_NODES = "node.without-device-nodes"

@@ -126,6 +126,8 @@ class Registration:
         self._wake = asyncio.Event()
         self._servers: list[ResourceServer] = []
         """The newest last: it is the one to register. The others are still listened to."""
+        self._binding = ""
+        """The socket that is being made: on disk already, and not among the servers yet."""
         self._siblings: frozenset[str] = frozenset()
         self._again = False
         self._registered: _Identity | None = None
@@ -195,7 +197,7 @@ class Registration:
 
     def look_for_siblings(self) -> None:
         """Notice instances of the same resource that came or ended; remove the sockets that dead ones left."""
-        own = {server.path for server in self._servers}
+        own = {server.path for server in self._servers} | {self._binding}
         found = set()
         for name in _names(self._directory):
             path = os.path.join(self._directory, name)
@@ -246,6 +248,7 @@ class Registration:
             # What was registered is a file that is gone, or one not to be registered again.
             self._registered, self._is_used = None, False
             fresh = self._make_server(socket_path(self._directory, self._prefix, os.urandom(4).hex()), self.wake)
+            self._binding = fresh.path
             try:
                 await fresh.serve()
             except OSError as error:

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: The kata-devices Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for a condition, with a deadline, in one event loop.
+
+A condition is any function without arguments. It is asked again whenever something simulated changed, and every few
+milliseconds besides, since conditions may also look at files and processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 10.0
+_LOOK_S: Final = 0.005
+
+
+class NotInTime(AssertionError):
+    """A condition did not come true. `state` says how things stood at the deadline."""
+
+    def __init__(self, what: str, timeout_s: float, state: str) -> None:
+        super().__init__(what, timeout_s, state)
+        self.what = what
+        self.timeout_s = timeout_s
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"{self.what}: not true within {self.timeout_s:g} s" + (f"; {self.state}" if self.state else "")
+
+
+class Changes:
+    """Tells those who wait that something changed; shared by whatever is waited for together."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Have every condition asked again."""
+        self._event.set()
+
+    async def wait_for(
+        self,
+        condition: Callable[[], T],
+        *,
+        timeout_s: float = DEADLINE_S,
+        what: str = "condition",
+        state: Callable[[], str] = str,
+    ) -> T:
+        """Return what `condition` gives as soon as that is true.
+
+        Raises: NotInTime, with the text that `state` gives then.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not (answer := condition()):
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                raise NotInTime(what, timeout_s, state())
+            self._event.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_LOOK_S, remaining)):
+                    await self._event.wait()
+        return answer
+
+
+async def wait_for(condition: Callable[[], T], *, timeout_s: float = DEADLINE_S, what: str = "condition") -> T:
+    """Wait for a condition that nothing simulated is part of.
+
+    Raises: NotInTime.
+    """
+    return await Changes().wait_for(condition, timeout_s=timeout_s, what=what)
