@@ -69,7 +69,9 @@ def test_a_board_advertises_exactly_its_devices(board: str, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("board", [board for board, expected in EXPECTED.items() if expected])
-def test_a_board_on_its_host_drivers_advertises_nothing(board: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_board_on_its_host_drivers_advertises_nothing(
+    board: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     live = tree.LiveNode.create(tmp_path, boards.unbound(boards.ALL[board]()))
     assert listed(live, capsys) == ([], [])
 

@@ -152,7 +152,9 @@ def test_an_unknown_numa_node_costs_nothing_but_the_topology(fault: Fault, tmp_p
 @pytest.mark.parametrize(
     ("numa", "expected"), [("-1\n", None), ("0\n", 0), ("1\n", None), ("64\n", None), ("63\n", None)]
 )
-def test_a_numa_node_that_the_machine_does_not_have_is_left_out(numa: str, expected: int | None, tmp_path: Path) -> None:
+def test_a_numa_node_that_the_machine_does_not_have_is_left_out(
+    numa: str, expected: int | None, tmp_path: Path
+) -> None:
     live = tree.LiveNode.create(tmp_path, boards.pcie_h100_nvl())
     (live.sysfs / "devices/system/node/node0").mkdir(parents=True, exist_ok=True)
     roots = Roots(str(live.sysfs), str(live.dev_vfio))
@@ -202,7 +204,9 @@ def test_virtual_functions_are_never_offered_as_whole_gpus(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("board", ["no_cdev_kernel", "old_kernel"])
-def test_a_kernel_without_device_nodes_is_told_apart_with_the_devices_that_it_keeps_back(board: str, tmp_path: Path) -> None:
+def test_a_kernel_without_device_nodes_is_told_apart_with_the_devices_that_it_keeps_back(
+    board: str, tmp_path: Path
+) -> None:
     sightings = Node(tmp_path, board).look()
     assert len(sightings) == 4
     assert {sighting.standing for sighting in sightings.values()} == {Standing.WITHOUT_NODES}

@@ -68,7 +68,9 @@ def test_a_directory_that_goes_and_returns_is_told_as_a_whole_both_times_and_wat
     assert "vfio0" in (watched.names() or ())
 
 
-def test_a_directory_that_is_replaced_between_two_reads_is_told_although_it_may_have_the_same_inode(watched: Watched) -> None:
+def test_a_directory_that_is_replaced_between_two_reads_is_told_although_it_may_have_the_same_inode(
+    watched: Watched,
+) -> None:
     for _ in range(20):
         shutil.rmtree(watched.target)
         watched.target.mkdir()

@@ -141,5 +141,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _quiet_libraries() -> None:
     """Keep tracebacks of libraries off standard error: what matters to the plugin reaches it as an exception."""
-    logging.getLogger("grpclib").addHandler(logging.NullHandler())
-    logging.getLogger("grpclib").propagate = False
+    for name in ("grpclib", "asyncio"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False

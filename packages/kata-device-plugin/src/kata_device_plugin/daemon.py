@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from eventline import EventLog
 from kata_device_plugin import cdi, cdi_audit, server
@@ -29,7 +29,7 @@ from kata_device_plugin.watch import DirectoryWatch, Names, Unavailable
 from pcifacts.address import PciAddress
 from pcifacts.errors import PathUnreadable
 from pcifacts.ids import DeviceKind
-from pcifacts.sysfs import Roots, Skipped
+from pcifacts.sysfs import Roots, SkipKind, Skipped
 
 # The safety net under the directory events: a driver that changes without its node changing, an event that was lost.
 RESCAN_S: Final = 10.0
@@ -117,6 +117,7 @@ class Daemon:
     async def run(self) -> None:
         """Advertise until told to stop, by `stop`, SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._say_unexpected)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         try:
@@ -381,13 +382,23 @@ class Daemon:
         self._said_empty = empty
 
     def _say_skipped(self, skipped: Iterable[Skipped]) -> None:
-        seen = frozenset(skipped)
+        # A mediated device is no PCI function, and nothing that anybody has to mend.
+        seen = frozenset(entry for entry in skipped if entry.kind is not SkipKind.NOT_PCI)
         for entry in sorted(seen - self._said_skipped, key=lambda entry: entry.path):
             self._log.warning(Event.ENTRY_SKIPPED, path=entry.path, reason=entry.reason)
         self._said_skipped = seen
 
     def _say_refused(self, resource: Resource, error: PluginError) -> None:
         self._log.warning(Event.ALLOCATION_REFUSED, resource=resource.name, error=str(error), hint=error.hint)
+
+    def _say_unexpected(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Turn what the event loop would print as a traceback into one line; the run goes on."""
+        error = context.get("exception")
+        self._log.warning(
+            Event.UNEXPECTED,
+            error=f"{context.get('message', '')}: {type(error).__name__}: {error}" if error else context.get("message"),
+            hint="a bug that did no harm here; please report this line",
+        )
 
     async def _close(self) -> None:
         """Let go of everything but the CDI files: names stay resolvable while the next instance starts."""

@@ -43,3 +43,5 @@ class Event(StrEnum):
 
     WATCH_UNAVAILABLE = "watch.unavailable"
     WATCH_RESTORED = "watch.restored"
+
+    UNEXPECTED = "run.unexpected"

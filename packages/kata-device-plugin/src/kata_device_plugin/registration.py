@@ -285,6 +285,9 @@ class Registration:
         finally:
             call.cancel()
             channel.close()
+            # Whatever it still ends with has been dealt with here, and is nobody else's to report.
+            await asyncio.wait([call])
+            _ = call.cancelled() or call.exception()
 
     async def _heard(self, kubelet: _Identity, timeout_s: float) -> bool:
         """Wait for a stream on a registration that was accepted; False when it must be made again."""
