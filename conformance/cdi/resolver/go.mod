@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: The kata-devices Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Shared by the programs beside it; their go.mod files decide the versions.
 module kata-devices/conformance/cdi/resolver
 

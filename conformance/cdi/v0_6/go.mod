@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: The kata-devices Authors
+// SPDX-License-Identifier: Apache-2.0
+
 module kata-devices/conformance/cdi/v0_6
 
 go 1.23

@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: The kata-devices Authors
+// SPDX-License-Identifier: Apache-2.0
+
 module kata-devices/conformance/kubelet/v1_37
 
 go 1.26.0

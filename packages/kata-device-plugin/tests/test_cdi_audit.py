@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from kata_device_plugin import cdi, cdi_audit
 from kata_device_plugin.cdi import Entry
+from kata_device_plugin.cdi_audit import Audit
 from kata_device_plugin.resources import Resource
 
 OWN = {"nvidia.com/gpu": frozenset({"0000:65:00.0", "0000:66:00.0"})}
@@ -73,7 +75,7 @@ def test_sound_files_that_take_none_of_our_names_are_no_problem(data: bytes) -> 
         (spec(containerEdits={"deviceNodes": [{"path": "/dev/x", "type": "z"}]}), "b, c, u or p"),
         (spec(containerEdits={"deviceNodes": [{"path": "/dev/x", "permissions": "rx"}]}), "rwm"),
         (spec(containerEdits={"mounts": [{"hostPath": "/a"}]}), "without hostPath or containerPath"),
-        (spec(containerEdits={"hooks": [{"path": "/a"}]}), "without hookName"),
+        (spec(containerEdits={"hooks": [{"path": "/a"}]}), "hookName None"),
         (spec(kind="nvidia.com/gpu", devices=[{"name": "0000:66:00.0", "containerEdits": NODE}]), "as well as this"),
     ],
 )
@@ -111,22 +113,66 @@ def test_our_own_file_passes_our_own_judgement() -> None:
     assert cdi_audit.judge(document, OWN) is None
 
 
-def test_one_problem_for_each_bad_file_and_none_for_ours_or_for_other_suffixes(tmp_path: Path) -> None:
+def test_an_address_in_yaml_without_quotes_is_a_name_and_not_a_number_in_base_60() -> None:
+    text = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: {}\n  containerEdits: {{env: [A=b]}}\n"
+    assert cdi_audit.judge(text.format("0000:15:00.0").encode(), OWN) is None
+    assert "as well as" in (cdi_audit.judge(text.format("0000:65:00.0").encode(), OWN) or "")
+    assert "nvidia.com/gpu=0000:15:00.0" in (
+        cdi_audit.judge(text.format("0000:15:00.0").encode(), {"nvidia.com/gpu": frozenset({"0000:15:00.0"})}) or ""
+    )
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> tuple[Path, Path]:
     first, second = tmp_path / "etc", tmp_path / "run"
     first.mkdir()
     second.mkdir()
+    return first, second
+
+
+def problems(audit: Audit, *directories: Path) -> list[tuple[str, str]]:
+    found = audit.problems(map(str, directories), OWN)
+    return [(Path(problem.path).name, problem.reason) for problem in found]
+
+
+def test_one_problem_for_each_bad_file_and_none_for_ours_or_for_other_suffixes(directories: tuple[Path, Path]) -> None:
+    first, second = directories
     (first / "good.json").write_bytes(spec())
     (first / "bad.yaml").write_text("a: [b")
     (second / "gone.json").symlink_to("nowhere")
     (second / "loop.json").symlink_to("loop.json")
     (second / "large.yaml").write_bytes(b"#" * (cdi_audit.SIZE_LIMIT + 1))
+    os.mkfifo(second / "pipe.json")
     (second / "ignored.yml").write_text("a: [b")
     (second / "kata.nvidia.com-gpu.json").write_text("ours")
     (second / "directory.json").mkdir()
-    problems = cdi_audit.audit([str(first), str(second), str(tmp_path / "nowhere")], OWN)
-    assert [(Path(problem.path).name, problem.reason.split()[1]) for problem in problems] == [
-        ("bad.yaml", "broken:"),
-        ("gone.json", "a"),
-        ("large.yaml", "larger"),
-        ("loop.json", "be"),
+    found = problems(Audit(), first, second, second, first.parent / "nowhere")
+    assert [(name, " ".join(reason.split()[:2])) for name, reason in found] == [
+        ("bad.yaml", "is broken:"),
+        ("gone.json", "is a"),
+        ("large.yaml", "is larger"),
+        ("loop.json", "cannot be"),
+        ("pipe.json", "is no"),
     ]
+
+
+def test_a_directory_that_cannot_be_listed_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert problems(Audit(), tmp_path / "file") == [("file", "cannot be listed: Not a directory")]
+
+
+def test_a_file_is_read_again_only_when_it_changed(directories: tuple[Path, Path]) -> None:
+    audit, (first, _) = Audit(), directories
+    path = first / "somebody.json"
+    path.write_bytes(spec())
+    assert problems(audit, first) == []
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"!")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [name for name, _ in problems(audit, first)] == ["somebody.json"], "the time of the change tells"
+    path.unlink()
+    assert problems(audit, first) == []
+    path.write_bytes(spec(kind="nvidia.com/gpu", devices=[{"name": "0000:65:00.0", "containerEdits": NODE}]))
+    assert len(problems(audit, first)) == 1
+    assert audit.problems([str(first)], {"nvidia.com/gpu": frozenset()}) == (), "our names are compared anew each time"

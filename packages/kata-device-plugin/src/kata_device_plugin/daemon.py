@@ -38,6 +38,8 @@ BLIND_RESCAN_S: Final = 1.0
 # Devices that arrive in a burst are listed together: the kubelet rewrites its checkpoint for every list that it gets.
 # The first of a burst and every loss are listed at once.
 GATHER_S: Final = 0.05
+# To parse somebody's YAML can take a second: not before our own lists are out, and not for every step of a rewrite.
+AUDIT_DELAY_S: Final = 0.5
 
 _VERDICTS: Final[Mapping[Verdict, Event]] = {
     Verdict.LISTED: Event.DEVICE_LISTED,
@@ -97,9 +99,11 @@ class Daemon:
         self._devices_dir = os.path.normpath(settings.roots.device_nodes)
         self._plugin_dir = os.path.normpath(settings.device_plugin_dir)
         self._cdi_dirs = tuple(map(os.path.normpath, (settings.cdi_static_dir, settings.cdi_dir)))
+        self._audit_of_others = cdi_audit.Audit()
         self._changed_cdevs: set[str] = set()
         self._must_rescan = True
-        self._must_audit = True
+        self._must_restore = False
+        self._audit_at_s: float | None = None
         self._published_s = float("-inf")
         self._unpublished: set[DeviceKind] = set()
         self._said_skipped: frozenset[Skipped] = frozenset()
@@ -133,9 +137,9 @@ class Daemon:
                     rescan_at = loop.time() + (RESCAN_S if self._watch else BLIND_RESCAN_S)
                 else:
                     self._look(now)
+                    if self._audit_at_s is not None and now >= self._audit_at_s:
+                        self._audit()
                 self._publish(loop.time())
-                if self._must_audit:
-                    self._audit()
                 await self._sleep(rescan_at, loop)
         finally:
             await self._close()
@@ -147,6 +151,8 @@ class Daemon:
             due.append(recheck)
         if self._unpublished:
             due.append(self._published_s + GATHER_S)
+        if self._audit_at_s is not None:
+            due.append(self._audit_at_s)
         try:
             async with asyncio.timeout_at(max(min(due), loop.time())):
                 await self._wake.wait()
@@ -208,7 +214,7 @@ class Daemon:
                     registration.look_for_siblings()
                     registration.wake()
         elif names is None or any(not name.startswith(".") for name in names):
-            self._must_audit = True
+            self._plan_audit()
             self._wake.set()
 
     # --- looking ---
@@ -236,7 +242,7 @@ class Daemon:
         for registration in self._registrations.values():
             registration.look_for_siblings()
             registration.wake()
-        self._must_audit = True
+        self._plan_audit()
 
     def _look(self, now_s: float) -> None:
         """Look at what changed, and at what has not settled."""
@@ -274,7 +280,8 @@ class Daemon:
                 self._report_file(kind, changed=self._offers[kind].replace(self._ledger.of_kind(kind)))
                 if kind not in self._registrations and self._offers[kind].listed:
                     self._start(kind)
-        if self._must_audit:
+        if self._must_restore:
+            self._must_restore = False
             for kind, offer in self._offers.items():
                 self._report_file(kind, changed=offer.refresh())
 
@@ -327,13 +334,19 @@ class Daemon:
         if not task.cancelled():
             self.stop()
 
+    def _plan_audit(self) -> None:
+        """Put our CDI files right at once, and look at those of others when there is time."""
+        self._must_restore = True
+        if self._audit_at_s is None:
+            self._audit_at_s = asyncio.get_running_loop().time() + AUDIT_DELAY_S
+
     def _audit(self) -> None:
-        self._must_audit = False
+        self._audit_at_s = None
         own = {
             offer.resource.name: frozenset(device.address.text for device in offer.listed)
             for offer in self._offers.values()
         }
-        problems = frozenset(cdi_audit.audit(self._cdi_dirs, own))
+        problems = frozenset(self._audit_of_others.problems(self._cdi_dirs, own))
         for problem in sorted(problems - self._said_problems, key=lambda problem: problem.path):
             self._log.warning(
                 Event.CDI_FOREIGN_PROBLEM,

@@ -279,8 +279,13 @@ class Registration:
             while not call.done():
                 await self._rest(_POLL_S)
                 self._wake.clear()
-                if not call.done() and _identity(self._kubelet) != kubelet:
+                if call.done():
+                    break
+                if _identity(self._kubelet) != kubelet:
                     raise ConnectionAbortedError(errno.ECONNABORTED, "the kubelet's socket was replaced")
+                if not self._servers[-1].is_reachable():
+                    # The kubelet would dial a name that is gone for all of its 10 s.
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "the own socket was removed")
             await call
         finally:
             call.cancel()

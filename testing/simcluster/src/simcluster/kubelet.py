@@ -382,7 +382,7 @@ class Kubelet:
             if client.options.get_preferred_allocation_available:
                 preferred = await self.preferred(resource, available, (), count)
                 self.violations += preference_complaints(available, (), count, preferred)
-            chosen = [device_id for device_id in preferred if device_id in available]
+            chosen = [device_id for device_id in dict.fromkeys(preferred) if device_id in available]
             chosen += [device_id for device_id in available if device_id not in chosen]
             ids = self._shuffled(chosen[:count])
             cdi = await self.grant(resource, ids)

@@ -9,6 +9,7 @@ milliseconds besides, since conditions may also look at files and processes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -50,19 +51,18 @@ class Changes:
         what: str = "condition",
         state: Callable[[], str] = str,
     ) -> T:
-        """Return what `condition` gives as soon as that is true.
+        """Return what `condition` gives as soon as that is true; the deadline is in the world's seconds.
 
         Raises: NotInTime, with the text that `state` gives then.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        look_s = _LOOK_S * getattr(asyncio.get_running_loop(), "rate", 1.0)
+        deadline_s = time.monotonic() + timeout_s
         while not (answer := condition()):
-            remaining = deadline - loop.time()
-            if remaining <= 0:
+            if time.monotonic() >= deadline_s:
                 raise NotInTime(what, timeout_s, state())
             self._event.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(_LOOK_S, remaining)):
+                async with asyncio.timeout(look_s):
                     await self._event.wait()
         return answer
 
