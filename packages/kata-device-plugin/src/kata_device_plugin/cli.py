@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     log = EventLog(COMPONENT, VERSION)
     arguments = _parser().parse_args(argv)
     given = vars(arguments)
+    # A flag that was not given is not there at all, so that it may stand before or after the command.
     settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
     if arguments.command == "list":
         return _list(settings, arguments.output, log)

@@ -320,7 +320,7 @@ class Daemon:
             self._settings.device_plugin_dir,
             resource.socket_prefix,
             make_server,
-            _KubeletLines(self._log),
+            self._log,
             blind=self._watch is None,
         )
         registration.look_for_siblings()
@@ -431,40 +431,6 @@ class Daemon:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-
-
-@dataclass(frozen=True, slots=True)
-class _KubeletLines:
-    """Turns the course of a registration into event lines."""
-
-    log: EventLog
-
-    def kubelet_absent(self, resource: str, path: str, reason: str) -> None:
-        self.log.info(Event.KUBELET_ABSENT, resource=resource, path=path, reason=reason, hint="waiting for it")
-
-    def kubelet_registered(self, resource: str, endpoint: str) -> None:
-        self.log.info(Event.KUBELET_REGISTERED, resource=resource, endpoint=endpoint)
-
-    def kubelet_refused(self, resource: str, reason: str, retry_s: float) -> None:
-        self.log.warning(Event.KUBELET_REFUSED, resource=resource, reason=reason, retry_s=retry_s)
-
-    def kubelet_listening(self, resource: str) -> None:
-        self.log.info(Event.KUBELET_LISTENING, resource=resource)
-
-    def kubelet_gone(self, resource: str) -> None:
-        self.log.info(Event.KUBELET_GONE, resource=resource)
-
-    def socket_failed(self, resource: str, path: str, reason: str) -> None:
-        self.log.warning(
-            Event.SOCKET_FAILED,
-            resource=resource,
-            path=path,
-            reason=reason,
-            hint="the directory must exist and be writable for this process; check the mount and SELinux",
-        )
-
-    def sibling_gone(self, resource: str, path: str) -> None:
-        self.log.info(Event.SIBLING_GONE, resource=resource, path=path)
 
 
 def _why_empty(roots: Roots) -> str:

@@ -26,12 +26,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from grpclib import GRPCError
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
+from eventline import EventLog
+from kata_device_plugin.events import Event
 from kata_device_plugin.server import OPTIONS, ResourceServer, socket_path
 from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -59,31 +61,6 @@ _SIBLING_DELAY_S: Final = 0.5
 _Identity = tuple[int, int, int]
 
 
-class Observer(Protocol):
-    """What is told of the course of a registration."""
-
-    def kubelet_absent(self, resource: str, path: str, reason: str) -> None:
-        """No kubelet answers at its socket; told once per absence."""
-
-    def kubelet_registered(self, resource: str, endpoint: str) -> None:
-        """The kubelet accepted the registration."""
-
-    def kubelet_refused(self, resource: str, reason: str, retry_s: float) -> None:
-        """The kubelet answered with an error, or not in time; told once per reason."""
-
-    def kubelet_listening(self, resource: str) -> None:
-        """A kubelet opened its stream."""
-
-    def kubelet_gone(self, resource: str) -> None:
-        """The last stream ended."""
-
-    def socket_failed(self, resource: str, path: str, reason: str) -> None:
-        """The own socket can't be made; told once per reason."""
-
-    def sibling_gone(self, resource: str, path: str) -> None:
-        """Another instance that served the same resource has ended."""
-
-
 @dataclass(slots=True)
 class _Said:
     """What was said last, so that it is not said again."""
@@ -107,7 +84,7 @@ class Registration:
         directory: str,
         prefix: str,
         make_server: Callable[[str, Callable[[], None]], ResourceServer],
-        observer: Observer,
+        log: EventLog,
         *,
         blind: bool,
     ) -> None:
@@ -122,7 +99,7 @@ class Registration:
         self._prefix = prefix
         self._make_server = make_server
         self._kubelet = os.path.join(directory, KUBELET_SOCKET)
-        self._observer = observer
+        self._log = log
         self._wake = asyncio.Event()
         self._servers: list[ResourceServer] = []
         """The newest last: it is the one to register. The others are still listened to."""
@@ -152,8 +129,8 @@ class Registration:
                 self._registered = None
             if said_listening != self._is_heard:
                 said_listening = not said_listening
-                told = self._observer.kubelet_listening if said_listening else self._observer.kubelet_gone
-                told(self._resource)
+                event = Event.KUBELET_LISTENING if said_listening else Event.KUBELET_GONE
+                self._log.info(event, resource=self._resource)
             if kubelet is not None and self._registered == kubelet and not self._again:
                 if self._is_heard:
                     heard_once = True
@@ -166,7 +143,7 @@ class Registration:
                 loss_s = min(loss_s * 2, _LAST_LOSS_S) if lasted_s < _LAST_LOSS_S else _FIRST_LOSS_S
             if kubelet is None:
                 if absent.is_new("no socket"):
-                    self._observer.kubelet_absent(self._resource, self._kubelet, "there is no socket")
+                    self._say_absent("there is no socket")
                 await self._rest(_POLL_S)
                 continue
             if self._is_used:
@@ -177,14 +154,14 @@ class Registration:
             except (ConnectionError, FileNotFoundError) as error:
                 # A kubelet that is starting, or the file of one that was killed.
                 if retry_s >= _POLL_S and absent.is_new("refused"):
-                    self._observer.kubelet_absent(self._resource, self._kubelet, error.strerror or str(error))
+                    self._say_absent(error.strerror or str(error))
                 await self._rest(retry_s)
                 retry_s = min(retry_s * 2, _POLL_S)
             except (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError) as error:
                 self._is_used = True
                 reason = _reason(error)
                 if refused.is_new(reason):
-                    self._observer.kubelet_refused(self._resource, reason, refusal_s)
+                    self._log.warning(Event.KUBELET_REFUSED, resource=self._resource, reason=reason, retry_s=refusal_s)
                 await self._backed_off(refusal_s, kubelet)
                 is_same = _identity(self._kubelet) == kubelet
                 refusal_s = min(refusal_s * 2, _LAST_REFUSAL_S) if is_same else _FIRST_REFUSAL_S
@@ -193,7 +170,8 @@ class Registration:
                 self._registered, heard_once = kubelet, False
                 self._registered_at = asyncio.get_running_loop().time()
                 absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
-                self._observer.kubelet_registered(self._resource, os.path.basename(self._servers[-1].path))
+                endpoint = os.path.basename(self._servers[-1].path)
+                self._log.info(Event.KUBELET_REGISTERED, resource=self._resource, endpoint=endpoint)
 
     def look_for_siblings(self) -> None:
         """Notice instances of the same resource that came or ended; remove the sockets that dead ones left."""
@@ -211,7 +189,7 @@ class Registration:
         gone = self._siblings - found
         self._siblings = frozenset(found)
         for path in sorted(gone):
-            self._observer.sibling_gone(self._resource, path)
+            self._log.info(Event.SIBLING_GONE, resource=self._resource, path=path)
         if gone:
             loop = asyncio.get_running_loop()
             loop.call_later(_SIBLING_DELAY_S, self._register_again, loop.time())
@@ -229,6 +207,11 @@ class Registration:
     @property
     def _is_heard(self) -> bool:
         return any(server.listeners for server in self._servers)
+
+    def _say_absent(self, reason: str) -> None:
+        self._log.info(
+            Event.KUBELET_ABSENT, resource=self._resource, path=self._kubelet, reason=reason, hint="waiting for it"
+        )
 
     def _register_again(self, since: float) -> None:
         """Register again, unless that was done since: which of two instances the kubelet held to be newer is unknown."""
@@ -254,7 +237,13 @@ class Registration:
             except OSError as error:
                 reason = error.strerror or str(error)
                 if failed.is_new(reason):
-                    self._observer.socket_failed(self._resource, fresh.path, reason)
+                    self._log.warning(
+                        Event.SOCKET_FAILED,
+                        resource=self._resource,
+                        path=fresh.path,
+                        reason=reason,
+                        hint="the directory must exist and be writable for this process; check the mount and SELinux",
+                    )
                 # No directory yet means no kubelet yet: it makes the directory when it first starts.
                 await self._rest(_POLL_S if isinstance(error, FileNotFoundError) else retry_s)
                 self._wake.clear()

@@ -78,6 +78,7 @@ class Scanner:
         """Start with nothing known; nothing is read yet."""
         self._roots = roots
         self._facts: dict[str, _Facts] = {}
+        self._numa_nodes: dict[int, int | None] = {}
 
     def everything(self, listed: Iterable[PciAddress]) -> Observation:
         """Look at every cdev, and at the listed devices that have none.
@@ -176,10 +177,11 @@ class Scanner:
 
         Source: k8s.io/kubernetes pkg/kubelet/cm/topologymanager/bitmask refuses bits above 63
         """
-        nodes = f"{self._roots.sysfs}/devices/system/node"
-        if node is None or node > 63 or (sysfs.exists(nodes) and not sysfs.exists(f"{nodes}/node{node}")):
-            return None
-        return node
+        if node is not None and node not in self._numa_nodes:
+            nodes = f"{self._roots.sysfs}/devices/system/node"
+            exists = not sysfs.exists(nodes) or sysfs.exists(f"{nodes}/node{node}")
+            self._numa_nodes[node] = node if exists and node < 64 else None
+        return None if node is None else self._numa_nodes[node]
 
     def _companions_of(self, address: PciAddress) -> tuple[PciAddress, ...]:
         group = function.iommu_group(self._roots, address)

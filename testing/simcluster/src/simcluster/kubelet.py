@@ -163,6 +163,8 @@ class Kubelet:
         self.changes = changes or Changes()
         self.attempts: list[Attempt] = []
         self.violations: list[str] = []
+        self.on_list: Callable[[str, Received], None] = lambda *_: None
+        """What to do with each list in the moment in which it comes in."""
         self._dial_timeout_s = dial_timeout_s
         self._stop_grace_s = stop_grace_s
         self._random = random.Random(seed)
@@ -610,6 +612,7 @@ class Kubelet:
         self._healthy[resource] = received.healthy
         self._unhealthy[resource] = received.unhealthy
         self._write_checkpoint()
+        self.on_list(resource, received)
         self.changes.tell()
 
     # The rest of the books.

@@ -118,12 +118,14 @@ class Lines:
         return "the plugin's last lines:\n" + "\n".join([*last, *self.stray])
 
     def check(self) -> None:
-        """Fail if anything but event lines was written, or a traceback.
+        """Fail if anything but event lines was written, a traceback, or what the plugin itself calls a bug.
 
         Raises: AssertionError.
         """
         traces = [line.fields["traceback"] for line in self.all if "traceback" in line.fields]
         assert not traces, "a traceback in an event line:\n" + "\n".join(traces)
+        bugs = [line.fields.get("error") for line in self.having("run.unexpected")]
+        assert not bugs, f"the plugin did not expect {bugs}"
         assert not self.stray, "not an event line:\n" + "\n".join(self.stray)
 
 
