@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
             measure.everything(lab, subjects, scan)
         finally:
             _remove(root, privileged=privileged)
-    except (BuildFailed, Gone, NotStarted, subprocess.CalledProcessError) as failure:
+    except (BuildFailed, Gone, NotStarted, measure.NothingToMeasure, subprocess.CalledProcessError) as failure:
         print(failure, file=sys.stderr)
         return 1
     machine["took_s"] = round(time.monotonic() - machine.pop("began_s"))

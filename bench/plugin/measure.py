@@ -33,6 +33,18 @@ _QUIET_S: Final = 0.15
 _TRIES: Final = 2
 
 
+class NothingToMeasure(Exception):
+    """Our own plugin lists nothing. `log` is the end of what it said."""
+
+    def __init__(self, devices: int, log: str) -> None:
+        super().__init__(devices, log)
+        self.devices = devices
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"{OURS}: lists nothing on a node with {self.devices} devices, its log ends: {self.log or 'empty'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lab:
     """What every measurement needs."""
@@ -96,8 +108,10 @@ class Reach:
                 self._healthy[subject.name] = reached.healthy
                 lab.samples.note(subject.name, f"devices@{board.count}", _described(reached))
                 if not reached.healthy:
-                    log = warm.place.log.read_text(errors="replace")[-500:]
-                    lab.say(f"{subject.name} lists nothing; its log ends: {log.strip() or 'empty'}")
+                    log = warm.place.log.read_text(errors="replace")[-500:].strip()
+                    if subject.name == OURS:
+                        raise NothingToMeasure(board.count, log)
+                    lab.say(f"{subject.name} lists nothing; its log ends: {log or 'empty'}")
 
     def of(self, subject: Subject) -> int:
         """Return how many devices it lists, 0 for a subject that does not work here."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tests.cluster.in_process import InProcess, Watcher, run_in_process

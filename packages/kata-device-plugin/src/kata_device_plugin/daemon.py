@@ -89,7 +89,7 @@ class Daemon:
             for kind, resource in RESOURCES.items()
         }
         for resource in RESOURCES.values():
-            server.socket_path(settings.device_plugin_dir, resource.socket_prefix, "01234567")
+            server.socket_path(settings.device_plugin_dir, resource.socket_prefix)
         self._registrations: dict[DeviceKind, Registration] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -262,9 +262,9 @@ class Daemon:
 
     def _confirm(self, listed: Listed) -> str | None:
         """Look at one device for a request that is being answered."""
-        sighting = self._scanner.device(listed.address)
-        if sighting.standing is Standing.USABLE and sighting.node == listed.node:
+        if self._scanner.is_still(listed.address, listed.node):
             return None
+        sighting = self._scanner.device(listed.address)
         self._must_rescan = True
         self._wake.set()
         return sighting.reason or f"its node is {sighting.node} now, no longer {listed.node}"

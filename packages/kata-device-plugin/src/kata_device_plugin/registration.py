@@ -34,7 +34,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from eventline import EventLog
 from kata_device_plugin.events import Event
-from kata_device_plugin.server import OPTIONS, ResourceServer, socket_path
+from kata_device_plugin.server import OPTIONS, ResourceServer, is_socket_name, socket_path
 from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
 
 API_VERSION: Final = "v1beta1"
@@ -179,7 +179,7 @@ class Registration:
         found = set()
         for name in _names(self._directory):
             path = os.path.join(self._directory, name)
-            if not name.startswith(self._prefix) or not name.endswith(".sock") or path in own:
+            if path in own or not is_socket_name(name, self._prefix):
                 continue
             if _is_served(path):
                 found.add(path)
@@ -230,7 +230,7 @@ class Registration:
                 server.unlink()
             # What was registered is a file that is gone, or one not to be registered again.
             self._registered, self._is_used = None, False
-            fresh = self._make_server(socket_path(self._directory, self._prefix, os.urandom(4).hex()), self.wake)
+            fresh = self._make_server(socket_path(self._directory, self._prefix), self.wake)
             self._binding = fresh.path
             try:
                 await fresh.serve()

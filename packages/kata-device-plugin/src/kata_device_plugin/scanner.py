@@ -108,6 +108,17 @@ class Scanner:
         sightings.extend(self._without_cdev(address) for address in before if address not in seen)
         return Observation(tuple(sightings), tuple(skipped))
 
+    def is_still(self, address: PciAddress, node: str) -> bool:
+        """Whether a device is usable through this node, as it was when it was listed; a handful of system calls."""
+        cdev = vfio.cdev(self._roots, node[node.rfind("/") + 1 :])
+        if not isinstance(cdev, vfio.Cdev) or cdev.address != address:
+            return False
+        try:
+            sighting = self._sighting(cdev)
+        except PcifactsError:
+            return False
+        return sighting is not None and sighting.standing is Standing.USABLE
+
     def device(self, address: PciAddress) -> Sighting:
         """Look at one device, whatever its cdev is now."""
         return self._without_cdev(address)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
 
 # sockaddr_un holds 108 bytes with the terminating NUL. Source: Linux include/uapi/linux/un.h
 SOCKET_PATH_LIMIT: Final = 107
+_TOKEN_BYTES: Final = 4
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
@@ -32,15 +34,20 @@ UNHEALTHY: Final = "Unhealthy"
 OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def socket_path(directory: str, prefix: str, token: str) -> str:
-    """Return the path of an instance's socket.
+def socket_path(directory: str, prefix: str) -> str:
+    """Return a path for a socket that no other has, of this or of any other process.
 
     Raises: PathTooLong.
     """
-    path = os.path.join(directory, f"{prefix}{token}.sock")
+    path = os.path.join(directory, f"{prefix}{os.urandom(_TOKEN_BYTES).hex()}.sock")
     if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
         raise PathTooLong(path, SOCKET_PATH_LIMIT)
     return path
+
+
+def is_socket_name(name: str, prefix: str) -> bool:
+    """Whether a base name is one that `socket_path` makes with this prefix, and with no longer one."""
+    return re.fullmatch(f"{re.escape(prefix)}[0-9a-f]{{{2 * _TOKEN_BYTES}}}\\.sock", name) is not None
 
 
 def device_list(offer: Offer) -> pb.ListAndWatchResponse:

@@ -172,6 +172,7 @@ class Kubelet:
         self._listener: _Listener | None = None
         self._server: Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._dialled: list[Channel] = []
         self._history: dict[str, list[Received]] = {}
         # The books. A real kubelet has these maps under much the same names.
         self._clients: dict[str, list[_Client]] = {}
@@ -240,6 +241,8 @@ class Kubelet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while self._dialled:
+            self._dialled.pop().close()
         for connection in listener.accepted:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -504,6 +507,7 @@ class Kubelet:
             return f"bad endpoint {endpoint!r}"
         path = str(self.directory / endpoint)
         client = _Client(resource, path, Channel(path=path, config=_WINDOW))
+        self._dialled.append(client.channel)
         known = self._clients.setdefault(resource, [])
         if self.generation is Generation.ONE_CLIENT:
             known.clear()
@@ -548,7 +552,7 @@ class Kubelet:
                 await self._watch(client, fault)
         finally:
             self._watched.remove(client)
-            client.channel.close()
+        client.channel.close()
         known = self._clients.get(client.resource, [])
         if self.generation is Generation.ONE_CLIENT:
             # Whoever is the newest now is taken for the one that ended.
