@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from simnode.tree import LiveNode
 GPU: Final = "nvidia.com/gpu"
 SWITCH: Final = "nvidia.com/nvswitch"
 HOST_DRIVER: Final = "nvidia"
+
+_LOOK_S: Final = 0.01
 
 # Source: Linux Documentation/admin-guide/devices.txt, 1 char, number 3 (/dev/null)
 _NULL: Final = os.makedev(1, 3)
@@ -133,6 +136,7 @@ class Machine:
             held = self.kubelet.devices(GPU)
             if not seen or seen[-1] != held:
                 seen.append(held)
+            time.sleep(_LOOK_S)
         return seen
 
     def check_resolution(self, *resources: str) -> None:
@@ -142,22 +146,22 @@ class Machine:
             for resource in resources or (GPU, SWITCH)
             for device in self.kubelet.devices(resource).healthy
         }
+        expected = {name: self._own_node(address) for name, address in healthy.items()}
         for library in self.cdi:
             findings = library.refresh()
             assert not findings.error, f"CDI {library.release}: {findings.error}"
             known = {name for name in library.devices() if name.partition("=")[0] in (resources or (GPU, SWITCH))}
             assert known == set(healthy), f"CDI {library.release} knows other names than the kubelet holds healthy"
-            for name, address in healthy.items():
-                self._check_one(library, name, address)
+            for name, node in expected.items():
+                found = library.inject(name)
+                assert found == (node,), f"CDI {library.release}: {name} is not its own node alone"
 
-    def _check_one(self, library: CdiLibrary, name: str, address: str) -> None:
-        nodes = library.inject(name)
-        assert len(nodes) == 1, f"CDI {library.release}: {name} is {len(nodes)} nodes, {nodes}"
-        cdev = self.live.cdev(address)
-        expected = DeviceNode(f"{self.live.dev_vfio}/devices/{cdev}", "c", os.major(_NULL), os.minor(_NULL), "rw")
-        assert nodes[0] == expected, f"CDI {library.release}: {name} resolves to another node"
-        assert self.live.function_behind(nodes[0].path) == address, f"{name} leads to another function"
-        assert stat.S_ISCHR(os.lstat(nodes[0].path).st_mode)
+    def _own_node(self, address: str) -> DeviceNode:
+        """Return what a function's name has to resolve to, having made sure that it is there and the function's own."""
+        path = f"{self.live.dev_vfio}/devices/{self.live.cdev(address)}"
+        assert stat.S_ISCHR(os.lstat(path).st_mode)
+        assert self.live.function_behind(path) == address
+        return DeviceNode(path, "c", os.major(_NULL), os.minor(_NULL), "rw")
 
     def functions(self, given: Given) -> frozenset[str]:
         """Return the functions that a container gets, through the CDI names that it was given and sysfs."""

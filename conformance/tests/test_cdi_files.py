@@ -82,7 +82,7 @@ def test_a_consumer_that_never_rests_sees_no_torn_and_no_missing_file(machine: M
 
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(read_raw)
-        consumers = [pool.submit(library.hammer, names(GPU, [stays]), for_ms=4000) for library in machine.cdi]
+        consumers = [pool.submit(library.hammer, names(GPU, [stays]), for_ms=2500) for library in machine.cdi]
         try:
             while not all(consumer.done() for consumer in consumers):
                 for address in others:

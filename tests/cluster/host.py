@@ -9,8 +9,8 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tests.cluster.in_process import InProcess, Watcher, run_in_process
@@ -59,6 +59,11 @@ class Host:
             await self.kubelet.kill()
         if kind is None:
             self.kubelet.check()
+
+    def move_plugin_dir(self, directory: Path) -> None:
+        """Use another directory for sockets; before anything runs."""
+        self.paths = replace(self.paths, device_plugin_dir=directory)
+        self.kubelet.directory = directory
 
     # The plugin.
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
 import shutil
 import time
@@ -183,6 +185,21 @@ async def test_ten_restarts_in_a_row_end_with_one_registration_each(new_host: Ne
             assert {resource: host.kubelet.streams(resource) for resource in (GPU, SWITCH)} == {GPU: 1, SWITCH: 1}
         assert len(host.kubelet.accepted(GPU)) == 11
         assert len(host.sockets()) == 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_kubelet_may_die_at_any_moment(seed: int, new_host: NewHost) -> None:
+    moments = random.Random(seed)
+    async with new_host() as host:
+        await host.plugin()
+        await host.served()
+        for _ in range(30):
+            await host.kubelet.kill()
+            await asyncio.sleep(moments.random() * moments.choice((0, 0.01)))
+            await host.kubelet.start(bound_s=moments.choice((0, 0.005)))
+            await asyncio.sleep(moments.random() * moments.choice((0, 0.01, 0.03)))
+        await host.served()
+        assert {resource: host.kubelet.streams(resource) for resource in (GPU, SWITCH)} == {GPU: 1, SWITCH: 1}
 
 
 async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(new_host: NewHost) -> None:

@@ -20,7 +20,6 @@ manager.go (PluginConnected, PluginDisconnected); kubernetes issues 121994 and 1
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from typing import Final
 
 from grpclib import GRPCError
 from grpclib.client import Channel, UnaryUnaryMethod
-from grpclib.exceptions import ProtocolError, StreamTerminatedError
+from grpclib.const import Status
 
 from eventline import EventLog
 from kata_device_plugin.events import Event
@@ -61,15 +60,26 @@ _SIBLING_DELAY_S: Final = 0.5
 _Identity = tuple[int, int, int]
 
 
+class _Unreachable(Exception):
+    """No kubelet was talked to: it is starting, or it went away. Its own message says how that showed."""
+
+
+class _Refused(Exception):
+    """A kubelet answered, and did not take the registration, or did not answer in time."""
+
+
 @dataclass(slots=True)
-class _Said:
-    """What was said last, so that it is not said again."""
+class _Patience:
+    """How long to wait after which failure, and what has been said already; made anew by each success."""
 
-    reason: str = ""
+    retry_s: float = _FIRST_RETRY_S
+    refusal_s: float = _FIRST_REFUSAL_S
+    said: str = ""
 
-    def is_new(self, reason: str) -> bool:
-        new, self.reason = reason != self.reason, reason
-        return new
+    def is_news(self, reason: str) -> bool:
+        """Whether this was not what was said last."""
+        news, self.said = reason != self.said, reason
+        return news
 
 
 class Registration:
@@ -109,6 +119,7 @@ class Registration:
         self._again = False
         self._registered: _Identity | None = None
         self._registered_at = float("-inf")
+        self._said_heard = False
         self._is_used = False
         """Whether a kubelet may have heard of the newest socket's name."""
 
@@ -118,58 +129,52 @@ class Registration:
 
     async def run(self) -> None:
         """Serve, register, and do both again whenever it is needed. Ends by cancellation only."""
-        absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
-        said_listening = heard_once = False
-        loss_s = _FIRST_LOSS_S
+        patience, loss_s = _Patience(), _FIRST_LOSS_S
         while True:
             self._wake.clear()
             await self._serve()
+            self._say_whether_heard()
             kubelet = _identity(self._kubelet)
-            if kubelet != self._registered:
-                self._registered = None
-            if said_listening != self._is_heard:
-                said_listening = not said_listening
-                event = Event.KUBELET_LISTENING if said_listening else Event.KUBELET_GONE
-                self._log.info(event, resource=self._resource)
-            if kubelet is not None and self._registered == kubelet and not self._again:
-                if self._is_heard:
-                    heard_once = True
-                    await self._rest(_POLL_S if self.blind else None)
-                    continue
-                # Registered, but nobody listens: the stream is not open yet, or the kubelet is going away.
-                if await self._heard(kubelet, loss_s if heard_once else _STREAM_TIMEOUT_S):
-                    continue
-                lasted_s = asyncio.get_running_loop().time() - self._registered_at
-                loss_s = min(loss_s * 2, _LAST_LOSS_S) if lasted_s < _LAST_LOSS_S else _FIRST_LOSS_S
             if kubelet is None:
-                if absent.is_new("no socket"):
+                if patience.is_news("absent"):
                     self._say_absent("there is no socket")
                 await self._rest(_POLL_S)
                 continue
+            if kubelet == self._registered and not self._again:
+                if self._is_heard:
+                    await self._rest(_POLL_S if self.blind else None)
+                    continue
+                # Nobody listens: the stream is not open yet, or it ended, with the kubelet or without.
+                was_heard = self._servers[-1].was_heard
+                if not await self._silent_for(loss_s if was_heard else _STREAM_TIMEOUT_S, kubelet):
+                    continue
+                lasted_s = self._now() - self._registered_at
+                loss_s = min(loss_s * 2, _LAST_LOSS_S) if lasted_s < _LAST_LOSS_S else _FIRST_LOSS_S
             if self._is_used:
                 await self._serve(anew=True)
             self._again = False
             try:
                 await self._register(kubelet)
-            except (ConnectionError, FileNotFoundError) as error:
-                # A kubelet that is starting, or the file of one that was killed.
-                if retry_s >= _POLL_S and absent.is_new("refused"):
-                    self._say_absent(error.strerror or str(error))
-                await self._rest(retry_s)
-                retry_s = min(retry_s * 2, _POLL_S)
-            except (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError) as error:
-                self._is_used = True
-                reason = _reason(error)
-                if refused.is_new(reason):
-                    self._log.warning(Event.KUBELET_REFUSED, resource=self._resource, reason=reason, retry_s=refusal_s)
-                await self._backed_off(refusal_s, kubelet)
-                is_same = _identity(self._kubelet) == kubelet
-                refusal_s = min(refusal_s * 2, _LAST_REFUSAL_S) if is_same else _FIRST_REFUSAL_S
+            except _Unreachable as error:
+                if patience.retry_s >= _POLL_S and patience.is_news("absent"):
+                    self._say_absent(str(error))
+                await self._rest(patience.retry_s)
+                patience.retry_s = min(patience.retry_s * 2, _POLL_S)
+            except _Refused as error:
+                if patience.is_news(str(error)):
+                    self._log.warning(
+                        Event.KUBELET_REFUSED,
+                        resource=self._resource,
+                        reason=str(error),
+                        retry_s=patience.refusal_s,
+                    )
+                if await self._silent_for(patience.refusal_s, kubelet):
+                    patience.refusal_s = min(patience.refusal_s * 2, _LAST_REFUSAL_S)
+                else:
+                    patience.refusal_s = _FIRST_REFUSAL_S
             else:
-                self._is_used = True
-                self._registered, heard_once = kubelet, False
-                self._registered_at = asyncio.get_running_loop().time()
-                absent, refused, refusal_s, retry_s = _Said(), _Said(), _FIRST_REFUSAL_S, _FIRST_RETRY_S
+                patience = _Patience()
+                self._registered, self._registered_at = kubelet, self._now()
                 endpoint = os.path.basename(self._servers[-1].path)
                 self._log.info(Event.KUBELET_REGISTERED, resource=self._resource, endpoint=endpoint)
 
@@ -208,6 +213,12 @@ class Registration:
     def _is_heard(self) -> bool:
         return any(server.listeners for server in self._servers)
 
+    def _say_whether_heard(self) -> None:
+        if self._said_heard != self._is_heard:
+            self._said_heard = self._is_heard
+            event = Event.KUBELET_LISTENING if self._said_heard else Event.KUBELET_GONE
+            self._log.info(event, resource=self._resource)
+
     def _say_absent(self, reason: str) -> None:
         self._log.info(
             Event.KUBELET_ABSENT, resource=self._resource, path=self._kubelet, reason=reason, hint="waiting for it"
@@ -221,7 +232,7 @@ class Registration:
 
     async def _serve(self, *, anew: bool = False) -> None:
         """Make sure that there is a socket of ours before anybody is told of it; `anew`, another one in any case."""
-        failed, retry_s = _Said(), _FIRST_REFUSAL_S
+        patience = _Patience()
         while anew or not self._servers or not self._servers[-1].is_reachable():
             # What nobody listens to, or what is no longer on disk, is of no more use.
             for server in [server for server in self._servers if not (server.listeners and server.is_reachable())]:
@@ -236,7 +247,7 @@ class Registration:
                 await fresh.serve()
             except OSError as error:
                 reason = error.strerror or str(error)
-                if failed.is_new(reason):
+                if patience.is_news(reason):
                     self._log.warning(
                         Event.SOCKET_FAILED,
                         resource=self._resource,
@@ -245,15 +256,18 @@ class Registration:
                         hint="the directory must exist and be writable for this process; check the mount and SELinux",
                     )
                 # No directory yet means no kubelet yet: it makes the directory when it first starts.
-                await self._rest(_POLL_S if isinstance(error, FileNotFoundError) else retry_s)
+                await self._rest(_POLL_S if isinstance(error, FileNotFoundError) else patience.refusal_s)
                 self._wake.clear()
-                retry_s = min(retry_s * 2, _LAST_REFUSAL_S)
+                patience.refusal_s = min(patience.refusal_s * 2, _LAST_REFUSAL_S)
             else:
                 self._servers.append(fresh)
                 return
 
     async def _register(self, kubelet: _Identity) -> None:
-        """Register with the kubelet behind this socket; give up on it when the socket is replaced."""
+        """Register with the kubelet behind this socket; give up on it when either socket is replaced.
+
+        Raises: _Unreachable, _Refused.
+        """
         channel = Channel(path=self._kubelet)
         request = pb.RegisterRequest(
             version=API_VERSION,
@@ -263,7 +277,7 @@ class Registration:
         )
         method = UnaryUnaryMethod(channel, REGISTER, pb.RegisterRequest, pb.Empty)
         call = asyncio.ensure_future(method(request, timeout=_REGISTER_TIMEOUT_S))
-        call.add_done_callback(lambda _: self.wake())
+        call.add_done_callback(self._take_note)
         try:
             while not call.done():
                 await self._rest(_POLL_S)
@@ -271,39 +285,41 @@ class Registration:
                 if call.done():
                     break
                 if _identity(self._kubelet) != kubelet:
-                    raise ConnectionAbortedError(errno.ECONNABORTED, "the kubelet's socket was replaced")
+                    raise _Unreachable("the kubelet's socket was replaced")
                 if not self._servers[-1].is_reachable():
                     # The kubelet would dial a name that is gone for all of its 10 s.
-                    raise ConnectionAbortedError(errno.ECONNABORTED, "the own socket was removed")
-            await call
+                    raise _Unreachable("the own socket was removed")
         finally:
             call.cancel()
             channel.close()
-            # Whatever it still ends with has been dealt with here, and is nobody else's to report.
             await asyncio.wait([call])
-            _ = call.cancelled() or call.exception()
+        # A name that a kubelet may have heard of is not given out again.
+        error = call.exception()
+        self._is_used = not isinstance(error, ConnectionRefusedError | FileNotFoundError)
+        if isinstance(error, GRPCError | TimeoutError):
+            raise _Refused(_answer(error)) from error
+        if error is not None:
+            # Whatever the library makes of a connection that goes away, in the middle of a call or before it.
+            raise _Unreachable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
 
-    async def _heard(self, kubelet: _Identity, timeout_s: float) -> bool:
-        """Wait for a stream on a registration that was accepted; False when it must be made again."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._is_heard:
-            remaining = deadline - asyncio.get_running_loop().time()
-            if remaining <= 0:
-                return False
+    def _take_note(self, call: asyncio.Future[pb.Empty]) -> None:
+        """Wake the loop; an error of a call that was given up is nobody else's to report."""
+        _ = call.cancelled() or call.exception()
+        self.wake()
+
+    async def _silent_for(self, seconds: float, kubelet: _Identity) -> bool:
+        """Wait; False as soon as somebody listens, or either socket is not the one that it was."""
+        deadline = self._now() + seconds
+        while (remaining := deadline - self._now()) > 0:
             await self._rest(min(remaining, _POLL_S))
             self._wake.clear()
-            if _identity(self._kubelet) != kubelet or not self._servers[-1].is_reachable():
-                return True
+            if self._is_heard or _identity(self._kubelet) != kubelet or not self._servers[-1].is_reachable():
+                return False
         return True
 
-    async def _backed_off(self, delay_s: float, kubelet: _Identity) -> None:
-        """Wait out a refusal; a new kubelet ends the wait."""
-        deadline = asyncio.get_running_loop().time() + delay_s
-        while (remaining := deadline - asyncio.get_running_loop().time()) > 0:
-            await self._rest(min(remaining, _POLL_S))
-            self._wake.clear()
-            if _identity(self._kubelet) != kubelet or not self._servers[-1].is_reachable():
-                return
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _rest(self, seconds: float | None) -> None:
         with suppress(TimeoutError):
@@ -311,12 +327,10 @@ class Registration:
                 await self._wake.wait()
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, GRPCError):
-        return f"{error.status.name}: {error.message or 'no message'}"
-    if isinstance(error, TimeoutError):
+def _answer(error: GRPCError | TimeoutError) -> str:
+    if isinstance(error, TimeoutError) or error.status is Status.DEADLINE_EXCEEDED:
         return f"no answer within {_REGISTER_TIMEOUT_S:.0f} s"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{error.status.name}: {error.message or 'no message'}"
 
 
 def _identity(path: str) -> _Identity | None:

@@ -84,6 +84,8 @@ class ResourceServer:
         """Describe the server; the callbacks are told of grants, refusals, and of listeners that come and go."""
         self.path = path
         self.listeners = 0
+        self.was_heard = False
+        """Whether a stream was ever opened, be it over by now."""
         self._offer = offer
         self._granted = granted
         self._refused = refused
@@ -199,6 +201,7 @@ class ResourceServer:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         self.listeners += 1
+        self.was_heard = True
         self._listeners_changed()
         try:
             yield

@@ -53,8 +53,11 @@ _WINDOW: Final = Configuration(http2_connection_window_size=65_535, http2_stream
 # How soon a dial is tried again; the real one begins with a second, which only costs time here.
 _REDIAL_S: Final = 0.01
 
-# What a call on a connection that goes away can end with.
-_CALL_ENDED: Final = (GRPCError, ProtocolError, StreamTerminatedError, OSError)
+# Turns of the loop in which whatever ends has ended.
+_TURNS: Final = 50
+
+# What a call on a connection that goes away can end with; the last is a mistake of grpclib 0.4.
+_CALL_ENDED: Final = (GRPCError, ProtocolError, StreamTerminatedError, OSError, AttributeError)
 
 
 class Generation(StrEnum):
@@ -246,10 +249,14 @@ class Kubelet:
         for connection in listener.accepted:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        # A transport closes its socket some turns of the loop after the end of the connection reached it.
-        await self.changes.wait_for(
-            lambda: all(connection.fileno() < 0 for connection in listener.accepted), what="connections closed"
-        )
+        # A transport sees the end and closes its socket in the next turns of the loop. What was accepted in the very
+        # moment of the end never got a transport.
+        for _ in range(_TURNS):
+            if all(connection.fileno() < 0 for connection in listener.accepted):
+                break
+            await asyncio.sleep(0)
+        for connection in listener.accepted:
+            connection.close()
         self._forget()
         self.changes.tell()
 

@@ -8,10 +8,9 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +36,10 @@ class Artifacts:
 
     root: Path
     kernel_release: str
+    python: str
+    """Version of the guest's CPython, "3.13"."""
+    packages: Mapping[str, str]
+    """Versions of the packages that were named, by name."""
 
     @property
     def kernel(self) -> Path:
@@ -58,6 +61,16 @@ class Artifacts:
         """The tree that QEMU runs from."""
         return self.root / "qemu"
 
+    @property
+    def python_command(self) -> tuple[str, ...]:
+        """The start of a command that runs the guest's CPython on this machine, to make byte code for the guest."""
+        return tuple(builder.program(self.root / "guest", f"usr/bin/python{self.python}"))
+
+    @property
+    def python_environment(self) -> Mapping[str, str]:
+        """What that CPython needs to find its standard library."""
+        return {"PYTHONHOME": str(self.root / "guest" / "usr")}
+
     @classmethod
     def open(cls, root: Path) -> Self:
         """Return finished artifacts.
@@ -73,7 +86,12 @@ class Artifacts:
             observed = path.stat().st_size if path.is_file() else None
             if observed != size:
                 raise NotBuilt(root, f"{name} is {observed} bytes, expected {size}")
-        return cls(root=root, kernel_release=manifest["kernel_release"])
+        return cls(
+            root=root,
+            kernel_release=manifest["kernel_release"],
+            python=manifest["python"],
+            packages=manifest["packages"],
+        )
 
 
 def cache() -> Path:
@@ -158,9 +176,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def free_bytes() -> int:
-    """Return how much room there is for artifacts."""
-    existing = next(path for path in (cache(), *cache().parents) if path.exists())
-    return shutil.disk_usage(existing).free

@@ -31,8 +31,9 @@ SUITES: Final = ("trixie", _BACKPORTS)
 # vfio-user-pci is in QEMU 10.1 and newer; trixie itself has 10.0. The four packages depend on each other's version.
 _QEMU: Final = Tree(
     name="qemu",
-    packages=tuple(f"{name}/{_BACKPORTS}" for name in ("qemu-system-x86", "qemu-system-data", "qemu-system-common"))
-    + (f"seabios/{_BACKPORTS}",),
+    packages=tuple(
+        f"{name}/{_BACKPORTS}" for name in ("qemu-system-x86", "qemu-system-data", "qemu-system-common", "seabios")
+    ),
 )
 _GUEST: Final = Tree(
     name="guest",
@@ -53,6 +54,7 @@ TOOLS: Final[Mapping[str, str]] = {
     "chroot": "coreutils",
 }
 
+_LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _DISK_BYTES: Final = 2 << 30
 
 # What the stock kernel leaves out. The modules are compiled as if it had been configured in.
@@ -66,11 +68,11 @@ _KBUILD: Final[Mapping[str, str]] = {
 }
 _SOURCES: Final = ("drivers/vfio", "drivers/iommu/*.h", "drivers/iommu/iommufd", "lib/interval_tree.c")
 
-# What depmod writes. A copy from before the rebuilt modules came brings the stock ones back; depmod itself takes
-# minutes under emulation.
-_MODULE_INDEX: Final = ("modules.dep", "modules.dep.bin", "modules.symbols", "modules.symbols.bin")
-_MODULE_INDEX_ALIASES: Final = ("modules.alias", "modules.alias.bin", "modules.softdep")
-STOCK_INDEX: Final = "stock-index"
+STOCK_MODULES: Final = "/usr/lib/vmlab-stock"
+"""Where the guest has an index of its kernel's modules as the distribution ships them: `modprobe -d` takes this path.
+
+depmod itself takes minutes under emulation.
+"""
 
 _MASKED: Final = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
@@ -96,6 +98,7 @@ class Built:
     """What a build made, all below one folder, and what it was made of."""
 
     kernel_release: str
+    python: str
     packages: Mapping[str, str]
     seconds: Mapping[str, float]
 
@@ -115,7 +118,7 @@ def missing_tools(tools: Mapping[str, str] = TOOLS) -> dict[str, str]:
 def build(target: Path, say: Say) -> Built:
     """Make the artifacts in `target`, an existing empty folder. Takes about two minutes on two cores.
 
-    Leaves there: vmlinuz, initrd, disk.raw, qemu/.
+    Leaves there: vmlinuz, initrd, disk.raw, qemu/, guest/.
     Raises: MissingTools, NoArchive, BuildFailed.
     """
     missing = missing_tools()
@@ -150,24 +153,35 @@ def build(target: Path, say: Say) -> Built:
     }
     with step("check and clear away"):
         _check_qemu(target / _QEMU.name, target / "check.log")
-        for tree in (guest, compiler):
+        # The guest's tree stays for its CPython, which makes byte code for the guest; its kernel is not needed for that.
+        for tree in (compiler, guest / "usr/lib/modules", guest / "boot"):
             # Never across a mount, whatever was left mounted.
             _run("clear away", ["rm", "-rf", "--one-file-system", str(tree)], target / "clear.log")
-    return Built(kernel_release=release, packages=packages, seconds=seconds)
+    python = sorted((guest / "usr/bin").glob("python3.[0-9]*"))
+    if not python:
+        raise BuildFailed("unpack guest", "no usr/bin/python3.N, expected the guest's CPython")
+    return Built(
+        kernel_release=release,
+        python=python[-1].name.removeprefix("python"),
+        packages=packages,
+        seconds=seconds,
+    )
+
+
+def program(tree: Path, path: str) -> list[str]:
+    """Return the start of a command that runs a program of a package tree through that tree's own loader."""
+    return [str(tree / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(tree / _LIBRARIES), str(tree / path)]
 
 
 def qemu_command(tree: Path) -> list[str]:
-    """Return the start of a QEMU command: from its package tree, through that tree's own loader and libraries."""
-    return [
-        *(str(tree / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(tree / "usr/lib/x86_64-linux-gnu")),
-        str(tree / "usr/bin/qemu-system-x86_64"),
-        *("-L", str(tree / "usr/share/qemu"), "-L", str(tree / "usr/share/seabios")),
-    ]
+    """Return the start of a QEMU command: from its package tree, with its own firmware."""
+    data = ("usr/share/qemu", "usr/share/seabios")
+    return [*program(tree, "usr/bin/qemu-system-x86_64"), *(part for path in data for part in ("-L", str(tree / path)))]
 
 
 def qemu_environment(tree: Path) -> dict[str, str]:
     """Return the environment in which QEMU finds its own modules."""
-    return {**os.environ, "QEMU_MODULE_DIR": str(tree / "usr/lib/x86_64-linux-gnu/qemu")}
+    return {**os.environ, "QEMU_MODULE_DIR": str(tree / _LIBRARIES / "qemu")}
 
 
 def span_half(interval_tree: str) -> str:
@@ -178,7 +192,9 @@ def span_half(interval_tree: str) -> str:
 
     Source: Linux lib/interval_tree.c
     """
-    without_tree = re.sub(r"^INTERVAL_TREE_DEFINE\(.*?interval_tree\)$", "", interval_tree, flags=re.DOTALL | re.MULTILINE)
+    without_tree = re.sub(
+        r"^INTERVAL_TREE_DEFINE\(.*?interval_tree\)$", "", interval_tree, flags=re.DOTALL | re.MULTILINE
+    )
     return re.sub(r"^EXPORT_SYMBOL.*\n", "", without_tree, flags=re.MULTILINE)
 
 
@@ -192,7 +208,9 @@ def _unpack(target: Path, trees: Sequence[Tree]) -> None:
             running.append((tree, process))
         for tree, process in running:
             if process.wait() != 0:
-                _failed(f"unpack {tree.name}", f"mmdebstrap ended with {process.returncode}", target / f"{tree.name}.log")
+                _failed(
+                    f"unpack {tree.name}", f"mmdebstrap ended with {process.returncode}", target / f"{tree.name}.log"
+                )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -232,12 +250,15 @@ def _build_modules(compiler: Path, release: str, log: Path) -> None:
 
 
 def _install_modules(compiler: Path, guest: Path, release: str, log: Path) -> None:
-    """Put the rebuilt modules where depmod prefers them, and keep the index that knows only the stock ones."""
+    """Put the rebuilt modules where depmod prefers them, and keep an index that knows only the stock ones."""
     modules = guest / "usr/lib/modules" / release
-    stock, updates = modules / STOCK_INDEX, modules / "updates"
-    stock.mkdir()
-    for index in (*_MODULE_INDEX, *_MODULE_INDEX_ALIASES):
-        shutil.copyfile(modules / index, stock / index)
+    stock = guest / STOCK_MODULES.lstrip("/") / "usr/lib/modules" / release
+    stock.mkdir(parents=True)
+    (guest / STOCK_MODULES.lstrip("/") / "lib").symlink_to("usr/lib")
+    for index in modules.glob("modules.*"):
+        shutil.copyfile(index, stock / index.name)
+    (stock / "kernel").symlink_to(f"/usr/lib/modules/{release}/kernel")
+    updates = modules / "updates"
     updates.mkdir()
     for built in (compiler / "root/source/drivers").rglob("*.ko"):
         inside = Path("/") / built.relative_to(compiler)
@@ -259,6 +280,7 @@ def _furnish(guest: Path) -> None:
     (wanted / "vmlab-agent.service").symlink_to("../vmlab-agent.service")
     (units / "default.target").unlink(missing_ok=True)
     (units / "default.target").symlink_to("/usr/lib/systemd/system/multi-user.target")
+    (guest / "payload").mkdir()
     (guest / "etc/hostname").write_text("guest\n")
     (guest / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
     (guest / "etc/fstab").write_text("/dev/vda / ext4 defaults 0 0\n")
@@ -275,23 +297,27 @@ def _make_initrd(guest: Path, release: str, target: Path) -> None:
 
 
 def _make_disk(guest: Path, target: Path) -> None:
-    disk = target / "disk.raw"
-    with disk.open("wb") as file:
-        file.truncate(_DISK_BYTES)
-    ext4_from(guest, disk, label="root", log=target / "disk.log")
+    ext4_from(guest, target / "disk.raw", size=_DISK_BYTES, label="root", log=target / "disk.log")
 
 
-def ext4_from(folder: Path, image: Path, *, label: str, log: Path) -> None:
-    """Make an ext4 file system in an existing file of the wanted size, holding a copy of `folder`.
+def ext4_from(folder: Path, image: Path, *, size: int, label: str, log: Path) -> None:
+    """Make a raw ext4 image of `size` bytes that holds a copy of `folder`.
 
-    Raises: BuildFailed, for example where the file is too small.
+    Raises: BuildFailed, for example where it does not fit.
     """
+    with image.open("wb") as file:
+        file.truncate(size)
     make = ["mke2fs", "-q", "-F", "-t", "ext4", "-L", label, "-O", "^has_journal", "-d", str(folder), str(image)]
     _run(f"make the file system {label}", make, log)
 
 
 def _check_qemu(tree: Path, log: Path) -> None:
-    _run("ask QEMU for vfio-user-pci", [*qemu_command(tree), "-device", "vfio-user-pci,help"], log, qemu_environment(tree))
+    _run(
+        "ask QEMU for vfio-user-pci",
+        [*qemu_command(tree), "-device", "vfio-user-pci,help"],
+        log,
+        qemu_environment(tree),
+    )
 
 
 def _run(step: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:

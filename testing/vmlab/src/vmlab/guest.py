@@ -1,302 +1,270 @@
 # SPDX-FileCopyrightText: The kata-devices Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest: commands with exit code and output, files in and out, processes to talk to, reboots."""
+
+"""A running guest, as a context manager: commands with exit codes, files, programs that stay, reboots.
+
+Deadlines are generous: on a busy machine a boot under emulation takes minutes instead of twenty seconds. Nothing here
+sleeps for a fixed time.
+"""
 
 from __future__ import annotations
 
 import base64
-import queue
+import json
 import shutil
-import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from vmlab import build
 from vmlab.artifacts import Artifacts
-from vmlab.device import PciFunction
-from vmlab.errors import CommandFailed, GuestGone, GuestSilent, LabError, MissingTools
-from vmlab.link import Answer, Link
-from vmlab.machine import Iommu, Machine, address
+from vmlab.device import Function
+from vmlab.errors import CommandFailed, GuestGone, GuestSilent, LabError
+from vmlab.machine import Machine, start_qemu
 from vmlab.vfio_user import Server
-from vmlab.waiting import holds_within
 
+BOOT_S: Final = 420.0
+COMMAND_S: Final = 120.0
+_GRACE_S: Final = 30.0
+_POLL_S: Final = 0.05
+_LOG_LINES: Final = 25
 PAYLOAD: Final = "/payload"
-"""Where a guest's payload is mounted."""
-
-BOOT_S: Final = 400.0
-"""A boot takes 20 to 40 s on two idle cores, and several times that on busy ones."""
-_ANSWER_S: Final = 60.0
-_CONSOLE_LINES: Final = 40
-_TOOLS: Final = {"setpriv": "util-linux", "mke2fs": "e2fsprogs"}
-
-Command = str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
-    """A command that was run. `exit_code` is None when it was killed because its time was up."""
+class Ended:
+    """A command that ran to its end in the guest."""
 
-    command: Command
-    exit_code: int | None
-    stdout: str
-    stderr: str
+    command: str
+    exit_code: int
+    out: str
+    err: str
+    seconds: float
 
 
-class Process:
-    """A process that runs in the guest beside the test."""
+class AgentRefused(LabError):
+    """The agent could not do what was asked; `observed` is its reason."""
 
-    def __init__(self, guest: Guest, pid: int, stderr: str) -> None:
+    def __init__(self, asked: str, observed: str) -> None:
+        super().__init__(asked, observed)
+        self.asked = asked
+        self.observed = observed
+
+    def __str__(self) -> str:
+        return f"in the guest, {self.asked}: {self.observed}"
+
+
+class Program:
+    """A program that stays in the guest, driven by lines; its standard error is a file there."""
+
+    def __init__(self, guest: Guest, name: str, pid: int, log: str) -> None:
         self._guest = guest
+        self.name = name
         self.pid = pid
-        self.stderr = stderr
-        """Path in the guest of what it writes to standard error, and to standard output unless it is talked to."""
+        self.log = log
 
-    def exchange(self, line: str, *, within_s: float = _ANSWER_S) -> str:
-        """Send a line to its standard input and return the next line of its standard output.
+    def tell(self, line: str) -> None:
+        """Write a line to it."""
+        self._guest.ask("tell", name=self.name, line=line)
 
-        Raises: GuestSilent, LabError when its output ends.
+    def hear(self, *, within_s: float = COMMAND_S) -> str:
+        """Return its next line.
+
+        Raises: AgentRefused when it ends or says nothing in time, with the end of its standard error.
         """
-        return self.exchanged(self.exchange_later(line), line, within_s=within_s)
+        answer = self._guest.ask("hear", name=self.name, within_s=within_s, deadline_s=within_s)
+        if answer["line"] is None:
+            log = "\n".join(self.errors().splitlines()[-_LOG_LINES:])
+            raise AgentRefused(f"{self.name}: no line", f"{answer['why']}; its log ends:\n{log}")
+        return str(answer["line"])
 
-    def exchange_later(self, line: str) -> Future[Answer]:
-        """Send a line, and do something else meanwhile. Only one line may be on its way at a time."""
-        return self._guest.link.ask("exchange", pid=self.pid, line=line)
+    def errors(self) -> str:
+        """Return what it wrote to standard error so far."""
+        return self._guest.get(self.log).decode(errors="replace")
 
-    def exchanged(self, answer: Future[Answer], line: str, *, within_s: float) -> str:
-        """Return the line that came for `exchange_later`.
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return bool(self._guest.ask("running", name=self.name)["running"])
 
-        Raises: GuestSilent, LabError when its output ends.
+    def end(self, signal: str = "SIGTERM", *, within_s: float = COMMAND_S) -> int:
+        """Send a signal and return the exit status, negative for a signal.
+
+        Raises: AgentRefused when it goes on.
         """
-        return str(self._guest.answer(answer, line, within_s)["line"])
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it ended and was waited for."""
-        self._guest.ask("signal", pid=self.pid, signal=int(number))
-
-    def wait(self, *, within_s: float = 10.0) -> int | None:
-        """Return its exit status, or None when it still runs after that time."""
-        code = self._guest.ask("wait", within_s=within_s + _ANSWER_S, pid=self.pid, timeout_s=within_s)["exit_code"]
-        return None if code is None else int(code)
+        status = self._guest.ask("end", name=self.name, signal=signal, within_s=within_s, deadline_s=within_s)["status"]
+        if status is None:
+            raise AgentRefused(f"{self.name}: {signal}", f"still running after {within_s:g} s")
+        return int(status)
 
 
 class Guest:
-    """A guest from its boot to its end. A context manager; nothing that it changes outlives it.
+    """A guest from boot to the end of the `with` block; `functions` are what its devices hold."""
 
-    `functions` are behind root ports in this order, see `address_of`. `payload` is a folder that the guest finds, read
-    only, at /payload. `device_nodes=False` takes the kernel's vfio modules as the distribution ships them, without
-    per-device nodes.
-    """
-
-    def __init__(
-        self,
-        artifacts: Artifacts,
-        *,
-        functions: Sequence[PciFunction] = (),
-        iommu: Iommu = Iommu.INTEL,
-        payload: Path | None = None,
-        device_nodes: bool = True,
-        blacklist: Sequence[str] = (),
-    ) -> None:
-        self.functions = tuple(functions)
-        self._artifacts = artifacts
-        self._iommu = iommu
-        self._payload = payload
-        self._device_nodes = device_nodes
-        self._blacklist = tuple(blacklist)
-        self._stack = ExitStack()
-        self._boot = ""
-        self._processes = 0
+    def __init__(self, artifacts: Artifacts, machine: Machine) -> None:
+        self.artifacts = artifacts
+        self.machine = machine
+        self.functions = {name: Function.of(identity) for name, identity in machine.functions.items()}
         self.boot_s = 0.0
-        """How long the last boot took, from the start of the machine or the reboot's command."""
+        """How long the last boot took until the agent answered."""
+        self.kernel_release = ""
+        self._stack = ExitStack()
+        self._asked = 0
+        self._unread = b""
+        # Set in __enter__, in this order.
+        self.folder: Path
+        self._qemu: subprocess.Popen[bytes]
+        self._agent: socket.socket
 
     def __enter__(self) -> Self:
-        missing = build.missing_tools(_TOOLS)
-        if missing:
-            raise MissingTools(missing)
         with ExitStack() as stack:
-            self._start(stack)
+            # A Unix socket's path may have 107 bytes: a short folder, whatever the test's own is called.
+            self.folder = Path(tempfile.mkdtemp(prefix="vmlab-"))
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            for name, function in self.functions.items():
+                stack.enter_context(Server(function, self.folder / f"{name}.sock"))
+            started_s = time.monotonic()
+            self._qemu = start_qemu(self.machine, self.artifacts, self.folder)
+            stack.callback(self._kill)
+            self._agent = stack.enter_context(self._connected(started_s + BOOT_S))
+            self._await_hello(started_s)
+            if self.machine.payload:
+                self.run(f"mount -o ro /dev/vdb {PAYLOAD}")
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def address_of(self, function: PciFunction) -> str:
-        """Return a function's PCI address in the guest."""
-        return address(self.functions.index(function))
+    # Commands and files.
 
-    # Commands.
+    def run(self, command: str, *, check: bool = True, within_s: float = COMMAND_S) -> Ended:
+        """Run a shell command to its end.
 
-    def run(self, command: Command, *, within_s: float = 60.0, env: Mapping[str, str] | None = None) -> Completed:
-        """Run a command to its end: a list as it is, a string through bash.
-
-        Raises: GuestSilent, GuestGone.
+        Raises: CommandFailed for a status other than 0, unless `check` is off; AgentRefused when time is up.
         """
-        answer = self.ask(
-            "run", within_s=within_s + _ANSWER_S, argv=_argv(command), env=dict(env or {}), timeout_s=within_s
-        )
-        return Completed(command, answer["exit_code"], answer["stdout"], answer["stderr"])
+        answer = self.ask("run", command=command, within_s=within_s, deadline_s=within_s)
+        ended = Ended(command, answer["status"], answer["out"], answer["err"], answer["seconds"])
+        if check and ended.exit_code != 0:
+            raise CommandFailed(command, ended.exit_code, ended.out, ended.err)
+        return ended
 
-    def check(self, command: Command, *, within_s: float = 60.0, env: Mapping[str, str] | None = None) -> str:
-        """Run a command and return what it wrote to standard output.
-
-        Raises: CommandFailed when its exit code is not 0, GuestSilent, GuestGone.
-        """
-        done = self.run(command, within_s=within_s, env=env)
-        if done.exit_code != 0:
-            raise CommandFailed(command, done.exit_code, done.stdout, done.stderr)
-        return done.stdout
-
-    def start(self, command: Command, *, talks: bool = False, env: Mapping[str, str] | None = None) -> Process:
-        """Start a process and return at once. It ends with the guest, if not before.
-
-        `talks` connects its standard input and output to `Process.exchange`.
-        """
-        self._processes += 1
-        stderr = f"/run/process-{self._processes}.log"
-        started = self.ask("start", argv=_argv(command), env=dict(env or {}), stderr=stderr, talks=talks)
-        return Process(self, int(started["pid"]), stderr)
-
-    # Files.
-
-    def put(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
-        """Write a file in the guest, and the folders above it."""
-        data = content.encode() if isinstance(content, str) else content
-        self.ask("put", path=path, content=base64.b64encode(data).decode(), mode=mode)
+    def put(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Write a file in the guest, with its folders. For megabytes use the machine's payload."""
+        raw = data.encode() if isinstance(data, str) else data
+        self.ask("put", path=path, mode=mode, data=base64.b64encode(raw).decode())
 
     def get(self, path: str) -> bytes:
-        """Return the content of a file in the guest.
+        """Read a file of the guest.
 
-        Raises: LabError when it can't be read.
+        Raises: AgentRefused.
         """
-        return base64.b64decode(self.ask("get", path=path)["content"])
+        return base64.b64decode(self.ask("get", path=path)["data"])
 
-    # Life.
+    def spawn(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Program:
+        """Start a program that stays; its standard error goes to /run/<name>.log."""
+        log = f"/run/{name}.log"
+        answer = self.ask("spawn", name=name, argv=list(argv), env=dict(env or {}), stderr=log)
+        return Program(self, name, answer["pid"], log)
 
     def reboot(self) -> None:
-        """Restart the guest's system, and return when its agent is back. Its disk keeps what was written."""
+        """Reboot from inside, as an administrator would, and wait for the agent; programs are gone."""
         started_s = time.monotonic()
-        self.check("sync")
-        self.link.ask("run", argv=["systemctl", "reboot"], env={}, timeout_s=60)
-        self._wait_for_boot(started_s)
-
-    def ask(self, operation: str, *, within_s: float = _ANSWER_S, **parameters: object) -> Answer:
-        """Send a request to the agent and return its answer.
-
-        Raises: GuestSilent, GuestGone, LabError when the agent could not do it.
-        """
-        return self.answer(self.link.ask(operation, **parameters), operation, within_s)
-
-    def answer(self, future: Future[Answer], asked: str, within_s: float) -> Answer:
-        """Return the answer to a request that was sent; raises as `ask` does."""
-        try:
-            answer = future.result(within_s)
-        except TimeoutError:
-            raise GuestSilent(asked, within_s, console=self.console()) from None
-        except ConnectionError as error:
-            raise self._gone(str(error)) from error
-        if "error" in answer:
-            raise LabError(f"guest: {asked}: {answer['error']}")
-        return answer
+        self._send({"id": 0, "op": "run", "command": "sync; systemctl reboot", "within_s": COMMAND_S})
+        self._await_hello(started_s)
+        if self.machine.payload:
+            self.run(f"mount -o ro /dev/vdb {PAYLOAD}")
 
     def console(self) -> str:
-        """Return the end of the serial console."""
-        return _end_of(self._machine.console)
+        """Return what the guest wrote to its console."""
+        path = self.folder / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self, stack: ExitStack) -> None:
-        started_s = time.monotonic()
-        # A short path, whatever TMPDIR is: it holds sockets.
-        folder = Path(tempfile.mkdtemp(prefix="vmlab-", dir="/tmp"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        image = None
-        if self._payload is not None:
-            image = folder / "payload.raw"
-            _make_payload(self._payload, image)
-        arguments = tuple(f"modprobe.blacklist={module}" for module in self._blacklist)
-        self._machine = Machine(
-            artifacts=self._artifacts,
-            folder=folder,
-            functions=tuple(function.name for function in self.functions),
-            iommu=self._iommu,
-            payload=image,
-            kernel_arguments=arguments,
-        )
-        self._servers = [
-            stack.enter_context(Server(function, self._machine.function_socket(function.name)))
-            for function in self.functions
-        ]
-        self._process = self._machine.start()
-        stack.callback(_end, self._process)
-        self.link = self._connect()
-        stack.callback(self.link.close)
-        self._wait_for_boot(started_s)
+    # The conversation.
 
-    def _connect(self) -> Link:
-        connected: list[Link] = []
+    def ask(self, op: str, *, deadline_s: float = COMMAND_S, **parameters: Any) -> dict[str, Any]:
+        """Ask the agent for one thing.
 
-        def tried() -> bool:
-            with suppress(OSError):
-                connected.append(Link(self._machine.agent_socket))
-            return bool(connected) or self._process.poll() is not None
+        Raises: AgentRefused, GuestGone.
+        """
+        self._asked += 1
+        self._send({"id": self._asked, "op": op, **parameters})
+        until_s = time.monotonic() + deadline_s + _GRACE_S
+        while True:
+            answer = self._receive(until_s)
+            if "hello" in answer:
+                raise self._lost("the agent started anew: the guest rebooted, or the agent failed")
+            if answer.get("id") == self._asked:
+                break
+        if not answer["ok"]:
+            raise AgentRefused(
+                f"{op} {parameters.get('name') or parameters.get('path') or ''}".strip(), answer["error"]
+            )
+        return answer
 
-        if not holds_within(tried, 60.0):
-            raise GuestSilent("connecting", 60.0)
-        if not connected:
-            raise self._gone(f"QEMU ended with {self._process.returncode}")
-        return connected[0]
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._agent.settimeout(COMMAND_S)
+        try:
+            self._agent.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise self._lost(f"the agent's socket: {error}") from error
 
-    def _wait_for_boot(self, started_s: float) -> None:
-        deadline_s = started_s + BOOT_S
+    def _receive(self, until_s: float) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise GuestSilent("the last request", COMMAND_S, console=_tail(self.console()))
+            self._agent.settimeout(left_s)
+            try:
+                data = self._agent.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise self._lost(f"the agent's socket: {error}") from error
+            if not data:
+                raise self._lost("QEMU closed the agent's socket")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _await_hello(self, started_s: float) -> None:
+        while True:
+            message = self._receive(started_s + BOOT_S)
+            if "hello" in message:
+                self.boot_s = time.monotonic() - started_s
+                self.kernel_release = message["hello"]
+                return
+
+    def _connected(self, until_s: float) -> socket.socket:
+        agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         while True:
             try:
-                hello = self.link.hellos.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                raise GuestSilent("boot", BOOT_S, console=self.console()) from None
-            if hello is None:
-                raise self._gone("QEMU ended while the guest started")
-            if hello["boot"] != self._boot:
-                break
-        self._boot = hello["boot"]
-        self.link.forget("the guest was restarted")
-        self.boot_s = time.monotonic() - started_s
-        if self._payload is not None:
-            self.check(f"mkdir -p {PAYLOAD} && mount -o ro LABEL=payload {PAYLOAD}")
-        if not self._device_nodes:
-            modules = f"/lib/modules/{self._artifacts.kernel_release}"
-            self.check(f"cp {modules}/{build.STOCK_INDEX}/* {modules}/")
+                agent.connect(str(self.folder / "agent.sock"))
+            except OSError:
+                if self._qemu.poll() is not None or time.monotonic() > until_s:
+                    agent.close()
+                    raise self._lost("it does not offer the agent's socket") from None
+                time.sleep(_POLL_S)
+            else:
+                return agent
 
-    def _gone(self, observed: str) -> GuestGone:
-        problems = [f"{server.function.name}: {problem}" for server in self._servers for problem in server.problems]
-        output = "\n".join([_end_of(self._machine.output), *problems])
-        return GuestGone(observed, console=self.console(), output=output)
+    def _lost(self, observed: str) -> GuestGone:
+        status = self._qemu.poll()
+        state = "QEMU runs" if status is None else f"QEMU ended with {status}"
+        log = self.folder / "qemu.log"
+        return GuestGone(
+            f"{observed} ({state})", console=_tail(self.console()), output=_tail(log.read_text(errors="replace"))
+        )
 
-
-def _argv(command: Command) -> list[str]:
-    return ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
+    def _kill(self) -> None:
+        self._qemu.kill()
+        self._qemu.wait()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    # Nothing is lost: the disk is a snapshot.
-    process.kill()
-    process.wait()
-
-
-def _end_of(path: Path) -> str:
-    if not path.exists():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-_CONSOLE_LINES:])
-
-
-def _make_payload(folder: Path, image: Path) -> None:
-    """Make a disk image that holds a folder's content."""
-    content = sum(path.lstat().st_size + 8192 for path in folder.rglob("*"))
-    with image.open("wb") as file:
-        file.truncate(content + content // 4 + (16 << 20))
-    build.ext4_from(folder, image, label="payload", log=image.with_suffix(".log"))
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-_LOG_LINES:])

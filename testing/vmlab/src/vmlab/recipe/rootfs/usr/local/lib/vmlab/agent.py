@@ -1,9 +1,12 @@
 # SPDX-FileCopyrightText: The kata-devices Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's end of the lab: does what arrives as JSON lines on a virtio serial port, several things at a time.
 
-Every request has an `id` and an `op`; its answer has the same `id`, and `error` if it could not be done. Without a
-request it says hello once, after its start. Standard library only, Python 3.11 or newer.
+"""The guest's side of the lab: does what JSON lines on a virtio-serial port ask, one at a time.
+
+A request is {"id": N, "op": NAME, ...}, an answer {"id": N, "ok": true, ...} or {"id": N, "ok": false, "error": TEXT}.
+Bytes travel as base64. When the agent starts, it says {"hello": ...} by itself: that is how the host sees a reboot.
+
+Standard library only, for the guest's own CPython.
 """
 
 from __future__ import annotations
@@ -11,125 +14,176 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import signal
 import subprocess
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-PORT = "/dev/virtio-ports/vmlab.agent"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+PORT: Final = "/dev/virtio-ports/vmlab.agent"
+PORT_WAIT_S: Final = 120.0
+CHUNK: Final = 1 << 16
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
 
 
 class Agent:
-    """Serves one port until it is closed."""
+    """Holds the programs that were spawned, by name."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._writing = threading.Lock()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "run": self._run,
-            "put": self._put,
-            "get": self._get,
-            "start": self._start,
-            "exchange": self._exchange,
-            "signal": self._signal,
-            "wait": self._wait,
+    def __init__(self) -> None:
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._unread: dict[str, bytes] = {}
+        self._operations: dict[str, Callable[[Request], Answer]] = {
+            "run": run,
+            "put": put,
+            "get": get,
+            "spawn": self.spawn,
+            "tell": self.tell,
+            "hear": self.hear,
+            "end": self.end,
+            "running": self.running,
         }
 
-    def serve(self) -> None:
-        """Say hello, then answer until the port ends."""
-        with open("/proc/uptime") as uptime, open(BOOT_ID) as boot:
-            self._send({"hello": os.uname().release, "uptime_s": float(uptime.read().split()[0]), "boot": boot.read()})
-        pending = b""
-        while received := os.read(self._port, 1 << 16):
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                # One thread each: a write to sysfs may block for as long as somebody holds a device.
-                threading.Thread(target=self._answer, args=(json.loads(line),), daemon=True).start()
-
-    def _answer(self, request: dict[str, Any]) -> None:
+    def answer(self, request: Request) -> Answer:
+        """Do one thing; whatever goes wrong is an answer too."""
         try:
-            answer = self._operations[request["op"]](request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        self._send({"id": request["id"], **answer})
+            return {"ok": True, **self._operations[request["op"]](request)}
+        except Exception as error:  # noqa: BLE001 - the host decides what is fatal
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
-    def _send(self, message: dict[str, Any]) -> None:
-        line = (json.dumps(message) + "\n").encode()
-        with self._writing:
-            while line:
-                line = line[os.write(self._port, line) :]
-
-    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
-        process = subprocess.Popen(
-            request["argv"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **request["env"]},
-            start_new_session=True,
-        )
-        ended = True
-        try:
-            out, err = process.communicate(timeout=request["timeout_s"])
-        except subprocess.TimeoutExpired:
-            ended = False
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-        return {
-            "exit_code": process.returncode if ended else None,
-            "stdout": out.decode(errors="replace"),
-            "stderr": err.decode(errors="replace"),
-        }
-
-    def _put(self, request: dict[str, Any]) -> dict[str, Any]:
-        path = Path(request["path"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(request["content"]))
-        path.chmod(request["mode"])
-        return {}
-
-    def _get(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"content": base64.b64encode(Path(request["path"]).read_bytes()).decode()}
-
-    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        with open(request["stderr"], "wb") as stderr:
-            process = subprocess.Popen(
+    def spawn(self, request: Request) -> Answer:
+        """Start a program that stays; its standard error goes to a file."""
+        name = request["name"]
+        if name in self._programs:
+            raise ValueError(f"{name} was spawned already")
+        with Path(request["stderr"]).open("wb") as stderr:
+            self._programs[name] = subprocess.Popen(
                 request["argv"],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if request["talks"] else stderr,
+                stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **request["env"]},
-                start_new_session=True,
+                env={**os.environ, **request.get("env", {})},
             )
-        self._processes[process.pid] = process
-        return {"pid": process.pid}
+        self._unread[name] = b""
+        return {"pid": self._programs[name].pid}
 
-    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        process = self._processes[request["pid"]]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(request["line"].encode() + b"\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError(f"process {process.pid} closed its output")
-        return {"line": line.decode()}
-
-    def _signal(self, request: dict[str, Any]) -> dict[str, Any]:
-        # Popen knows whether the process was waited for, so no other can get the signal.
-        self._processes[request["pid"]].send_signal(request["signal"])
+    def tell(self, request: Request) -> Answer:
+        """Write one line to a program."""
+        stdin = self._programs[request["name"]].stdin
+        assert stdin is not None
+        stdin.write(request["line"].encode() + b"\n")
+        stdin.flush()
         return {}
 
-    def _wait(self, request: dict[str, Any]) -> dict[str, Any]:
+    def hear(self, request: Request) -> Answer:
+        """Read one line from a program; None when it ended or time is up."""
+        name = request["name"]
+        stdout = self._programs[name].stdout
+        assert stdout is not None
+        deadline_s = time.monotonic() + request["within_s"]
+        while b"\n" not in self._unread[name]:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
+                return {"line": None, "why": "time is up"}
+            data = os.read(stdout.fileno(), CHUNK)
+            if not data:
+                return {"line": None, "why": "it closed its output"}
+            self._unread[name] += data
+        line, _, self._unread[name] = self._unread[name].partition(b"\n")
+        return {"line": line.decode()}
+
+    def end(self, request: Request) -> Answer:
+        """Send a signal, wait for the end and forget the program; its exit status as the shell's $? would be."""
+        name = request["name"]
+        program = self._programs[name]
+        program.send_signal(signal.Signals[request["signal"]])
         try:
-            return {"exit_code": self._processes[request["pid"]].wait(request["timeout_s"])}
+            status = program.wait(request["within_s"])
         except subprocess.TimeoutExpired:
-            return {"exit_code": None}
+            return {"status": None}
+        for stream in (program.stdin, program.stdout):
+            if stream is not None:
+                stream.close()
+        del self._programs[name], self._unread[name]
+        return {"status": status}
+
+    def running(self, request: Request) -> Answer:
+        """Whether a program has not ended."""
+        return {"running": self._programs[request["name"]].poll() is None}
+
+
+def run(request: Request) -> Answer:
+    """Run a shell command to its end."""
+    started_s = time.monotonic()
+    ended = subprocess.run(
+        ["/bin/bash", "-c", request["command"]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=request["within_s"],
+        check=False,
+    )
+    return {
+        "status": ended.returncode,
+        "out": ended.stdout.decode(errors="replace"),
+        "err": ended.stderr.decode(errors="replace"),
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def put(request: Request) -> Answer:
+    """Write a file, with its folders."""
+    path = Path(request["path"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(base64.b64decode(request["data"]))
+    path.chmod(request["mode"])
+    return {}
+
+
+def get(request: Request) -> Answer:
+    """Read a file."""
+    return {"data": base64.b64encode(Path(request["path"]).read_bytes()).decode()}
+
+
+def hello() -> Answer:
+    """Say who this is."""
+    return {
+        "hello": os.uname().release,
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "uptime_s": float(Path("/proc/uptime").read_text().split()[0]),
+    }
+
+
+def write_line(port: int, message: Answer) -> None:
+    """Write a whole line; a port takes as much as the host has room for."""
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(port, data) :]
+
+
+def main() -> None:
+    """Serve until the machine goes down."""
+    deadline_s = time.monotonic() + PORT_WAIT_S
+    while not Path(PORT).exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    port = os.open(PORT, os.O_RDWR)
+    agent = Agent()
+    write_line(port, hello())
+    unread = b""
+    while True:
+        data = os.read(port, CHUNK)
+        if not data:
+            time.sleep(0.05)  # nobody is connected on the host's side
+            continue
+        unread += data
+        while b"\n" in unread:
+            line, _, unread = unread.partition(b"\n")
+            if line.strip():
+                request = json.loads(line)
+                write_line(port, {"id": request["id"], **agent.answer(request)})
 
 
 if __name__ == "__main__":
-    Agent(os.open(PORT, os.O_RDWR)).serve()
+    main()
