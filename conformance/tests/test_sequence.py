@@ -168,9 +168,10 @@ def test_no_gpu_has_two_owners_and_no_id_two_meanings_in_a_thousand_steps(machin
     assert set(sequence.ledger.meaning) == {f"{GPU}={address}" for address in machine.of(GPU)}
 
 
-@pytest.mark.parametrize(("looks", "caught"), [(True, TwoMeanings), (False, TwoOwners)])
+# Which GPU a kubelet picks is chance without a preference, so either may be found out first.
+@pytest.mark.parametrize(("looks", "caught"), [(True, (TwoMeanings, TwoOwners)), (False, (TwoOwners,))])
 def test_the_same_sequence_catches_ids_that_count_the_present_devices(
-    machine: Machine, *, looks: bool, caught: type[Exception]
+    machine: Machine, *, looks: bool, caught: tuple[type[Exception], ...]
 ) -> None:
     machine.plugin(sys.executable, index_plugin.__file__)
 

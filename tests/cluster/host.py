@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tests.cluster.in_process import InProcess, Watcher, run_in_process
@@ -52,9 +54,11 @@ class Host:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            await self._stack.__aexit__(kind, *rest)
+            await self._stack.__aexit__(kind, error, trace)
         finally:
             await self.kubelet.kill()
         if kind is None:
@@ -78,8 +82,13 @@ class Host:
     # What should be.
 
     def of(self, resource: str) -> tuple[str, ...]:
-        """Return the addresses of a kind by the issue's rules, on the bus or not."""
-        return tuple(device.address for device in self.live.node.devices if _is_kind(device, resource))
+        """Return the addresses of a kind in their order, on the bus or not."""
+        found = [device.address for device in self.live.node.devices if _is_kind(device, resource)]
+        return tuple(sorted(found, key=lambda address: [int(part, 16) for part in re.split("[:.]", address)]))
+
+    def bound(self, resource: str) -> tuple[str, ...]:
+        """Return those of a kind that have a VFIO device now."""
+        return tuple(address for address in self.of(resource) if self.live.cdev(address) is not None)
 
     def node_of(self, address: str) -> str:
         """Return the path of a device's node.
@@ -145,10 +154,10 @@ class Host:
     async def served(self, *, timeout_s: float = DEADLINE_S, **counts: int) -> None:
         """Wait until the kubelet can hand out exactly `gpu=` and `nvswitch=` devices, every listed one.
 
-        Without counts, as many as the board has.
+        Without counts, as many as are bound now.
         """
         expected = {f"nvidia.com/{name}": count for name, count in counts.items()} or {
-            resource: len(self.of(resource)) for resource in KINDS if self.of(resource)
+            resource: len(self.bound(resource)) for resource in KINDS if self.bound(resource)
         }
         await self.wait_for(
             lambda: all(self.kubelet.serves(resource, count) for resource, count in expected.items()),

@@ -13,13 +13,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.cluster.host import GPU, SWITCH, Host, NewHost
 
 from simcluster.async_tests import clock_rate
 from simcluster.kubelet import Fault, Generation
-from simcluster.plugin import PluginProcess
+from simcluster.plugin import Lines
 from simnode import boards
 from simnode.tree import Fault as Damage
 
@@ -44,7 +45,7 @@ async def test_the_first_list_already_says_which_devices_are_unhealthy(new_host:
     async with new_host() as host:
         broken = host.of(GPU)[2:4]
         mend = [host.live.damage(address, Damage.NODE_MISSING) for address in broken]
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         await host.wait_for(lambda: host.kubelet.history(GPU))
         first = host.kubelet.history(GPU)[0]
         assert first.unhealthy == set(broken)
@@ -59,7 +60,7 @@ async def test_the_first_list_already_says_which_devices_are_unhealthy(new_host:
 
 async def test_each_resource_has_a_socket_of_its_own_named_for_resource_and_process(new_host: NewHost) -> None:
     async with new_host() as host:
-        await host.plugin()
+        await host.plugin_in_process()
         await host.served()
         endpoints = {resource: host.kubelet.accepted(resource)[0].endpoint for resource in (GPU, SWITCH)}
         assert re.fullmatch(r"kata-nvidia\.com-gpu-[0-9a-f]{8}\.sock", endpoints[GPU])
@@ -69,7 +70,7 @@ async def test_each_resource_has_a_socket_of_its_own_named_for_resource_and_proc
 
 async def test_a_resource_is_registered_with_its_first_device_and_stays_when_the_last_goes(new_host: NewHost) -> None:
     async with new_host(boards.unbound(boards.pcie_h100_nvl())) as host:
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         await plugin.lines.wait_for("node.without-devices")
         assert host.sockets() == set()
         first = host.of(GPU)[0]
@@ -93,7 +94,7 @@ async def test_a_kubelet_that_comes_later_is_waited_for_and_that_is_said_once(be
             await host.kubelet.kill()
         if before == "plain file":
             host.kubelet.socket.write_text("")
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         said = "socket.failed" if before == "no directory" else "kubelet.absent"
         for resource in (GPU, SWITCH):
             await plugin.lines.wait_for(said, resource=resource)
@@ -106,41 +107,47 @@ async def test_a_kubelet_that_comes_later_is_waited_for_and_that_is_said_once(be
         assert len(plugin.lines.having(said)) == 2
 
 
-async def _at_once(host: Host, _: PluginProcess) -> None:
+def _remove(directory: Path) -> None:
+    # Out of the way first: somebody may be making a socket in it.
+    gone = directory.rename(directory.with_name("gone"))
+    shutil.rmtree(gone)
+
+
+async def _at_once(host: Host, _: Lines) -> None:
     await host.kubelet.restart()
 
 
-async def _after_a_pause(host: Host, plugin: PluginProcess) -> None:
+async def _after_a_pause(host: Host, lines: Lines) -> None:
     await host.kubelet.kill()
     # Said only of a kubelet that stays away.
     for resource in (GPU, SWITCH):
-        await plugin.lines.wait_for("kubelet.absent", resource=resource)
+        await lines.wait_for("kubelet.absent", resource=resource)
     await host.kubelet.start()
 
 
-async def _bound_before_it_listens(host: Host, _: PluginProcess) -> None:
+async def _bound_before_it_listens(host: Host, _: Lines) -> None:
     await host.kubelet.restart(bound_s=0.3)
 
 
-async def _alone(host: Host, _: PluginProcess) -> None:
+async def _alone(host: Host, _: Lines) -> None:
     await host.kubelet.restart(sweep=False)
 
 
-async def _with_a_new_directory(host: Host, _: PluginProcess) -> None:
+async def _with_a_new_directory(host: Host, _: Lines) -> None:
     await host.kubelet.kill()
-    shutil.rmtree(host.paths.device_plugin_dir)
+    _remove(host.paths.device_plugin_dir)
     await host.kubelet.start()
 
 
-async def _with_a_new_directory_after_a_pause(host: Host, plugin: PluginProcess) -> None:
+async def _with_a_new_directory_after_a_pause(host: Host, lines: Lines) -> None:
     await host.kubelet.kill()
-    shutil.rmtree(host.paths.device_plugin_dir)
+    _remove(host.paths.device_plugin_dir)
     for resource in (GPU, SWITCH):
-        await plugin.lines.wait_for("socket.failed", resource=resource)
+        await lines.wait_for("socket.failed", resource=resource)
     await host.kubelet.start()
 
 
-async def _twice_in_a_row(host: Host, _: PluginProcess) -> None:
+async def _twice_in_a_row(host: Host, _: Lines) -> None:
     await host.kubelet.restart()
     await host.kubelet.restart()
 
@@ -159,14 +166,14 @@ RESTARTS = (
 @pytest.mark.parametrize("restart", RESTARTS, ids=lambda restart: restart.__name__.strip("_"))
 @both
 async def test_a_new_kubelet_socket_is_registered_with_at_once(
-    restart: Callable[[Host, PluginProcess], Awaitable[None]], generation: Generation, new_host: NewHost
+    restart: Callable[[Host, Lines], Awaitable[None]], generation: Generation, new_host: NewHost
 ) -> None:
     async with new_host(generation=generation) as host:
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         await host.served()
         before = {resource: host.states(resource) for resource in (GPU, SWITCH)}
         booking = await host.kubelet.allocate("pod", "main", GPU, 3)
-        await restart(host, plugin)
+        await restart(host, plugin.lines)
         began_s = time.monotonic()
         await host.served()
         assert _last_registered_s(host) - began_s < PROMPT_S
@@ -204,19 +211,23 @@ async def test_a_kubelet_may_die_at_any_moment(seed: int, new_host: NewHost) -> 
 
 async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(new_host: NewHost) -> None:
     async with new_host() as host:
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         await host.served()
         await host.kubelet.drop_streams(GPU)
         assert host.kubelet.allocatable(GPU) == 0
         await host.served()
+        await host.wait_for(
+            lambda: (
+                [line.event for line in plugin.lines.all if line.fields.get("resource") == GPU][-3:]
+                == ["kubelet.gone", "kubelet.registered", "kubelet.listening"]
+            )
+        )
         assert len(host.kubelet.accepted(SWITCH)) == 1
-        events = [line.event for line in plugin.lines.all if line.fields.get("resource") == GPU]
-        assert events[-3:] == ["kubelet.gone", "kubelet.registered", "kubelet.listening"]
 
 
 async def test_an_own_socket_that_somebody_removed_is_made_and_registered_again(new_host: NewHost) -> None:
     async with new_host() as host:
-        await host.plugin()
+        await host.plugin_in_process()
         await host.served()
         (host.paths.device_plugin_dir / host.kubelet.accepted(GPU)[0].endpoint).unlink()
         await host.wait_for(lambda: len(host.kubelet.accepted(GPU)) == 2)
@@ -246,7 +257,7 @@ async def test_a_refusal_is_said_once_and_tried_again_ever_more_rarely(new_host:
 async def test_a_refused_resource_does_not_hold_up_another(new_host: NewHost) -> None:
     async with new_host() as host:
         host.kubelet.fail(Fault.REFUSE, GPU)
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         await host.served(nvswitch=4)
         await plugin.lines.wait_for("kubelet.refused", resource=GPU)
         assert host.kubelet.allocatable(GPU) == 0
@@ -281,7 +292,7 @@ async def test_a_kubelet_that_reads_nothing_is_waited_for(new_host: NewHost) -> 
 async def test_whatever_a_kubelet_did_its_successor_is_registered_with_at_once(fault: Fault, new_host: NewHost) -> None:
     async with new_host() as host:
         host.kubelet.fail(fault)
-        await host.plugin()
+        await host.plugin_in_process()
         await host.wait_for(lambda: _attempts(host, GPU) and _attempts(host, SWITCH))
         host.kubelet.mend()
         began_s = time.monotonic()

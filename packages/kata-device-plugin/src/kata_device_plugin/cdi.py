@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Final
 
 from kata_device_plugin.errors import SpecUnwritable
@@ -44,11 +45,11 @@ def document(resource: Resource, entries: Iterable[Entry]) -> bytes:
     and no other edits.
     """
     lines = ",\n".join(
-        f'    {{"name": {json.dumps(entry.name)}, "containerEdits": {{"deviceNodes": '
-        f'[{{"path": {json.dumps(entry.node)}, "type": "c", "permissions": "rw"}}]}}}}'
+        f'    {{"name": {_quoted(entry.name)}, "containerEdits": {{"deviceNodes": '
+        f'[{{"path": {_quoted(entry.node)}, "type": "c", "permissions": "rw"}}]}}}}'
         for entry in entries
     )
-    kind = json.dumps(resource.name)
+    kind = _quoted(resource.name)
     return f'{{\n  "cdiVersion": "{SPEC_VERSION}",\n  "kind": {kind},\n  "devices": [\n{lines}\n  ]\n}}\n'.encode()
 
 
@@ -78,7 +79,6 @@ class SpecFile:
         Raises: SpecUnwritable; the next call, whatever its entries, tries again.
         """
         self._entries = tuple(entries)
-        self._seen = None
         return self.restore()
 
     def restore(self) -> bool:
@@ -93,8 +93,10 @@ class SpecFile:
                 return self._remove()
             seen = _identity(self.path)
             if seen is not None and seen == self._seen:
-                return False
-            if seen is not None and self._says_so():
+                # Nobody touched it since, so what it says is known.
+                if self._on_disk == self._entries:
+                    return False
+            elif seen is not None and self._says_so():
                 self._seen, self._on_disk = seen, self._entries
                 return False
             self._write(document(self.resource, self._entries))

@@ -8,7 +8,6 @@ error line names.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -17,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import eventline
 from eventline import EventLog
@@ -28,6 +28,10 @@ from kata_device_plugin.ledger import Ledger
 from kata_device_plugin.resources import RESOURCES
 from kata_device_plugin.scanner import Scanner, Standing
 from kata_device_plugin.server import HEALTHY, UNHEALTHY
+from pcifacts.errors import PathUnreadable
+
+if TYPE_CHECKING:
+    import argparse
 
 COMPONENT = "kata-device-plugin"
 
@@ -49,12 +53,13 @@ class NothingReadable(PluginError):
 def main(argv: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     log = EventLog(COMPONENT, VERSION)
-    arguments = _parser().parse_args(argv)
-    given = vars(arguments)
-    # A flag that was not given is not there at all, so that it may stand before or after the command.
-    settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
-    if arguments.command == "list":
-        return _list(settings, arguments.output, log)
+    settings = Settings()
+    if argv:
+        given = vars(_parser().parse_args(argv))
+        # A flag that was not given is not there at all, so that it may stand before or after the command.
+        settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
+        if given["command"] == "list":
+            return _list(settings, given["output"], log)
     _quiet_libraries()
     return eventline.run(log, lambda: _serve(settings, log))
 
@@ -72,7 +77,7 @@ def _list(settings: Settings, output: str, log: EventLog) -> int:
     scanner, ledger = Scanner(settings.roots), Ledger()
     try:
         observation = scanner.everything(())
-    except Exception as error:  # noqa: BLE001 - told as one line, like everything else
+    except PathUnreadable as error:
         log.error("run.finished", exit_code=NothingReadable.exit_code, error=str(error), hint=NothingReadable.hint)
         return NothingReadable.exit_code
     ledger.apply(observation.sightings, time.monotonic())
@@ -116,6 +121,9 @@ def _table(rows: Sequence[dict[str, str | int | None]]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # A daemon without arguments, which is how it runs on a node, has no use for half a mebibyte of parser.
+    import argparse  # noqa: PLC0415
+
     paths = argparse.ArgumentParser(add_help=False)
     for field in fields(Settings):
         paths.add_argument(

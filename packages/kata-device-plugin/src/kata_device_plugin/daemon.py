@@ -243,6 +243,9 @@ class Daemon:
             registration.look_for_siblings()
             registration.wake()
         self._plan_audit()
+        if self._registrations:
+            # Not for its own sake a second awakening: what did not change is not read again.
+            self._audit()
 
     def _look(self, now_s: float) -> None:
         """Look at what changed, and at what has not settled."""

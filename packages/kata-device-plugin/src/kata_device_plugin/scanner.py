@@ -55,15 +55,20 @@ class Observation:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Facts:
-    """What does not change while a function stays on the bus; `identity` is that of its sysfs directory."""
+    """What does not change while a function stays on the bus.
+
+    `identity` is the inode and change time of its sysfs directory; `node_identity` that of its node when it was last
+    seen to be usable, None otherwise.
+    """
 
     address: PciAddress
     identity: tuple[int, int]
     kind: DeviceKind | None
     place: Place
     companions: tuple[PciAddress, ...]
+    node_identity: tuple[int, int] | None = None
 
 
 class Scanner:
@@ -79,6 +84,7 @@ class Scanner:
         self._roots = roots
         self._facts: dict[str, _Facts] = {}
         self._numa_nodes: dict[int, int | None] = {}
+        self._upstreams: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def everything(self, listed: Iterable[PciAddress]) -> Observation:
         """Look at every cdev, and at the listed devices that have none.
@@ -87,8 +93,9 @@ class Scanner:
         """
         names = sysfs.entries(self._roots.vfio_class)
         skipped: list[Skipped] = list(vfio.orphan_nodes(self._roots))
-        sightings = list(self._look(sorted(names or (), key=_natural), skipped))
-        self._facts = {name: facts for name, facts in self._facts.items() if name in (names or ())}
+        sightings = list(self._look(sorted(names or (), key=_natural), skipped, anew=False))
+        present = frozenset(names or ())
+        self._facts = {name: facts for name, facts in self._facts.items() if name in present}
         if names is None:
             sightings.extend(self._on_drivers_of_old_kernels())
         seen = {sighting.address for sighting in sightings}
@@ -110,21 +117,23 @@ class Scanner:
 
     def is_still(self, address: PciAddress, node: str) -> bool:
         """Whether a device is usable through this node, as it was when it was listed; a handful of system calls."""
-        cdev = vfio.cdev(self._roots, node[node.rfind("/") + 1 :])
-        if not isinstance(cdev, vfio.Cdev) or cdev.address != address:
-            return False
-        try:
-            sighting = self._sighting(cdev)
-        except PcifactsError:
-            return False
-        return sighting is not None and sighting.standing is Standing.USABLE
+        name = node[node.rfind("/") + 1 :]
+        if self._is_as_it_was(name):
+            return self._facts[name].address == address
+        seen = [sighting for sighting in self._look([name], []) if sighting.address == address]
+        return bool(seen) and seen[0].standing is Standing.USABLE
 
     def device(self, address: PciAddress) -> Sighting:
         """Look at one device, whatever its cdev is now."""
         return self._without_cdev(address)
 
-    def _look(self, names: Iterable[str], skipped: list[Skipped]) -> Iterator[Sighting]:
+    def _look(self, names: Iterable[str], skipped: list[Skipped], *, anew: bool = True) -> Iterator[Sighting]:
         for name in names:
+            if not anew and self._is_as_it_was(name):
+                facts = self._facts[name]
+                node = vfio.node_path(self._roots, name)
+                yield Sighting(facts.address, Standing.USABLE, "", facts.kind, node, facts.place)
+                continue
             cdev = vfio.cdev(self._roots, name)
             if isinstance(cdev, vfio.Cdev):
                 try:
@@ -140,12 +149,30 @@ class Scanner:
                 if cdev is not None:
                     skipped.append(cdev)
 
+    def _is_as_it_was(self, name: str) -> bool:
+        """Whether a cdev that was usable leads to the same function, through the same node: two system calls.
+
+        A function that left the bus or changed its driver took its node with it, and a new node is a new inode. A
+        group with companions is judged anew each time: their drivers change without a trace here.
+        """
+        facts = self._facts.get(name)
+        if facts is None or facts.node_identity is None or facts.companions:
+            return False
+        try:
+            link = os.readlink(f"{self._roots.vfio_class}/{name}")
+            node = os.lstat(vfio.node_path(self._roots, name))
+        except OSError:
+            return False
+        is_same = link.endswith(f"/{facts.address.text}/vfio-dev/{name}")
+        return is_same and facts.node_identity == (node.st_ino, node.st_ctime_ns)
+
     def _sighting(self, cdev: vfio.Cdev) -> Sighting | None:
         """Judge one cdev; None when the function behind it is not ours or has just gone."""
         facts = self._facts_of(cdev)
         if facts is None or facts.kind is None:
             return None
         node = vfio.node_path(self._roots, cdev.name)
+        facts.node_identity = None
         standing, reason = Standing.USABLE, ""
         if cdev.device_number is None:
             standing = Standing.WITHOUT_NODES
@@ -158,16 +185,16 @@ class Scanner:
                 standing, reason = Standing.UNUSABLE, judged.reason
             elif facts.companions:
                 standing, reason = self._companions(facts)
+        if standing is Standing.USABLE:
+            facts.node_identity = _identity(node)
         return Sighting(cdev.address, standing, reason, facts.kind, node, facts.place)
 
     def _facts_of(self, cdev: vfio.Cdev) -> _Facts | None:
         known = self._facts.get(cdev.name)
         directory = function.directory(self._roots, cdev.address)
-        try:
-            status = os.stat(directory)
-        except OSError:
+        identity = _identity(directory + "/")
+        if identity is None:
             return None
-        identity = (status.st_ino, status.st_ctime_ns)
         if known is not None and known.address == cdev.address and known.identity == identity:
             return known
         traits = function.read_traits(self._roots, cdev.address)
@@ -177,11 +204,15 @@ class Scanner:
         # A virtual function carries a slice of a GPU and shares the ids of the whole one.
         if kind is not None and sysfs.exists(directory + "/physfn"):
             kind = None
-        place = Place(self._numa(traits.numa_node), cdev.upstream, (cdev.address.ordinal,))
+        place = Place(self._numa(traits.numa_node), self._shared(cdev.upstream), (cdev.address.ordinal,))
         companions = () if kind is None else self._companions_of(cdev.address)
         facts = _Facts(cdev.address, identity, kind, place, companions)
         self._facts[cdev.name] = facts
         return facts
+
+    def _shared(self, upstream: tuple[str, ...]) -> tuple[str, ...]:
+        """Keep one copy of what many devices sit below."""
+        return self._upstreams.setdefault(upstream, upstream)
 
     def _numa(self, node: int | None) -> int | None:
         """Leave out a node that the machine does not have: the kubelet could never satisfy it.
@@ -257,3 +288,12 @@ class Scanner:
 def _natural(name: str) -> tuple[int, str]:
     """Put vfio10 after vfio9."""
     return len(name), name
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return inode and change time; a link at the end is followed only with a slash behind it."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns

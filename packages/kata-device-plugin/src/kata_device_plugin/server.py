@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any, Final
 
 from grpclib import GRPCError
@@ -52,18 +53,20 @@ def is_socket_name(name: str, prefix: str) -> bool:
 
 def device_list(offer: Offer) -> pb.ListAndWatchResponse:
     """Return the list as the kubelet reads it, by address."""
-    return pb.ListAndWatchResponse(
-        devices=[
-            pb.Device(
-                ID=device.address.text,
-                health=HEALTHY if device.healthy else UNHEALTHY,
-                topology=None
-                if device.place.numa_node is None
-                else pb.TopologyInfo(nodes=[pb.NUMANode(ID=device.place.numa_node)]),
-            )
-            for device in offer.listed
-        ]
-    )
+    lines = [_line(device.address.text, device.healthy, device.place.numa_node) for device in offer.listed]
+    return pb.ListAndWatchResponse.FromString(b"".join(lines))
+
+
+@lru_cache(maxsize=4096)
+def _line(device_id: str, healthy: bool, numa_node: int | None) -> bytes:  # noqa: FBT001 - a key of the cache
+    """Return a list of one device, serialised: lists one after the other are one list, and most lines never change.
+
+    Source: protobuf encoding, "Last One Wins": repeated fields of concatenated messages are concatenated.
+    """
+    device = pb.Device(ID=device_id, health=HEALTHY if healthy else UNHEALTHY)
+    if numa_node is not None:
+        device.topology.nodes.add(ID=numa_node)
+    return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
 
 
 class ResourceServer:
@@ -182,7 +185,8 @@ class ResourceServer:
             answers.append(pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=name) for name in names]))
         await stream.send_message(pb.AllocateResponse(container_responses=answers))
         for container in request.container_requests:
-            self._granted(tuple(container.devices_ids))
+            # When the answer is out: a pod waits for it.
+            asyncio.get_running_loop().call_soon(self._granted, tuple(container.devices_ids))
 
     async def _pre_start(self, stream: Stream[Any, Any]) -> None:
         # Never asked for (see OPTIONS); whoever calls it all the same gets the same check as Allocate.

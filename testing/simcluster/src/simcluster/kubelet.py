@@ -53,8 +53,8 @@ _WINDOW: Final = Configuration(http2_connection_window_size=65_535, http2_stream
 # How soon a dial is tried again; the real one begins with a second, which only costs time here.
 _REDIAL_S: Final = 0.01
 
-# Turns of the loop in which whatever ends has ended.
-_TURNS: Final = 50
+# Turns of the loop in which what has begun to happen has happened.
+_TURNS: Final = 5
 
 # What a call on a connection that goes away can end with; the last is a mistake of grpclib 0.4.
 _CALL_ENDED: Final = (GRPCError, ProtocolError, StreamTerminatedError, OSError, AttributeError)
@@ -236,7 +236,11 @@ class Kubelet:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        asyncio.get_running_loop().remove_reader(listener.fileno())
         if self._server is not None:
+            # A server must not be closed under a connection that it is just taking.
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             self._server.close()
             self._server = None
         listener.close()
@@ -249,14 +253,10 @@ class Kubelet:
         for connection in listener.accepted:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        # A transport sees the end and closes its socket in the next turns of the loop. What was accepted in the very
-        # moment of the end never got a transport.
-        for _ in range(_TURNS):
-            if all(connection.fileno() < 0 for connection in listener.accepted):
-                break
-            await asyncio.sleep(0)
-        for connection in listener.accepted:
-            connection.close()
+        # A transport sees the end and closes its socket in the next turns of the loop.
+        await self.changes.wait_for(
+            lambda: all(connection.fileno() < 0 for connection in listener.accepted), what="connections closed"
+        )
         self._forget()
         self.changes.tell()
 
@@ -319,8 +319,12 @@ class Kubelet:
 
     def is_stopped(self, resource: str) -> bool:
         """Whether requests for the resource fail because nobody is known to serve it."""
+        return self.endpoint(resource) is None
+
+    def endpoint(self, resource: str) -> str | None:
+        """Return the name of the socket that requests go to; None when nobody is known to serve the resource."""
         client = self._endpoints.get(resource)
-        return client is None or client.stopped_s is not None
+        return None if client is None or client.stopped_s is not None else os.path.basename(client.path)
 
     def streams(self, resource: str) -> int:
         """Return how many ListAndWatch streams are open."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from simcluster.waiting import DEADLINE_S, Changes
+from simcluster.waiting import DEADLINE_S, Changes, on_the_loops_clock
 
 COMMAND: Final = (sys.executable, "-m", "kata_device_plugin")
 
@@ -194,7 +194,7 @@ class PluginProcess:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(on_the_loops_clock(timeout_s)):
                 code = await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -266,7 +266,7 @@ async def run_to_end(arguments: Sequence[str], *, timeout_s: float = DEADLINE_S)
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(on_the_loops_clock(timeout_s)):
             output, errors = await process.communicate()
     except TimeoutError:
         process.kill()

@@ -20,6 +20,11 @@ DEADLINE_S: Final = 10.0
 _LOOK_S: Final = 0.005
 
 
+def on_the_loops_clock(seconds: float) -> float:
+    """Return how many seconds pass in the running loop while `seconds` pass outside; see `fast_clock`."""
+    return seconds * float(getattr(asyncio.get_running_loop(), "rate", 1.0))
+
+
 class NotInTime(AssertionError):
     """A condition did not come true. `state` says how things stood at the deadline."""
 
@@ -55,7 +60,7 @@ class Changes:
 
         Raises: NotInTime, with the text that `state` gives then.
         """
-        look_s = _LOOK_S * getattr(asyncio.get_running_loop(), "rate", 1.0)
+        look_s = on_the_loops_clock(_LOOK_S)
         deadline_s = time.monotonic() + timeout_s
         while not (answer := condition()):
             if time.monotonic() >= deadline_s:
