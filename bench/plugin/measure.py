@@ -233,10 +233,10 @@ def idle(lab: Lab, subjects: Sequence[Subject], boards: Sequence[tuple[Board, Re
                 seen.append(proc.activity(running.running.pid))
         for running, seen in zip(watched, counts, strict=True):
             name, count = running.subject.name, running.place.board.count
-            awake = sum(after.switches != before.switches for before, after in itertools.pairwise(seen))
+            awake = sum(after.sleeps != before.sleeps for before, after in itertools.pairwise(seen))
             per_minute = 60 / extent.idle_s
             lab.samples.add(name, f"cpu-us@{count}", (seen[-1].cpu_ns - seen[0].cpu_ns) / 1e3 / extent.idle_s)
-            lab.samples.add(name, f"switches@{count}", (seen[-1].switches - seen[0].switches) * per_minute)
+            lab.samples.add(name, f"wake-ups@{count}", (seen[-1].sleeps - seen[0].sleeps) * per_minute)
             lab.samples.add(name, f"awake@{count}", awake * per_minute)
 
 

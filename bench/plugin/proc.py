@@ -28,10 +28,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Since the process began: time on a processor, and how often a thread of it went to sleep or was put aside."""
+    """Since the process began: time on a processor, and how often a thread of it went to sleep of its own accord.
+
+    As often as it goes to sleep it is woken; how often others displace it says nothing about it.
+    """
 
     cpu_ns: int
-    switches: int
+    sleeps: int
 
 
 def memory(pid: int) -> Memory:
@@ -52,16 +55,12 @@ def threads(pid: int) -> int:
 
 def activity(pid: int) -> Activity:
     """Return what a process and its descendants have done so far."""
-    cpu_ns = switches = 0
+    cpu_ns = sleeps = 0
     for task in _tasks(family(pid)):
         with suppress(*_GONE):
             cpu_ns += int((task / "schedstat").read_text().split()[0])
-            switches += sum(
-                int(value)
-                for name, value in _fields(task / "status")
-                if name in {"voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"}
-            )
-    return Activity(cpu_ns, switches)
+            sleeps += sum(int(value) for name, value in _fields(task / "status") if name == "voluntary_ctxt_switches")
+    return Activity(cpu_ns, sleeps)
 
 
 def family(pid: int) -> list[int]:

@@ -64,8 +64,8 @@ TABLES: Final = (
         (
             *_sized("threads", "threads", _BOTH),
             *_sized("processor time, µs a second", "cpu-us", _BOTH),
-            *_sized("context switches a minute", "switches", _BOTH),
-            *_sized("seconds of a minute with any", "awake", _BOTH),
+            *_sized("wake-ups a minute", "wake-ups", _BOTH),
+            *_sized("seconds of a minute with one", "awake", _BOTH),
         ),
     ),
     Table(

@@ -119,11 +119,9 @@ async def test_a_device_that_is_not_what_was_listed_is_refused_by_name(what: str
                 node.unlink()
                 reason = f"{node} does not exist"
         assert first in host.kubelet.healthy(GPU), "the plugin was not to notice by itself"
+        ask = host.kubelet.grant if call == "Allocate" else host.kubelet.pre_start
         with pytest.raises(GRPCError) as caught:
-            if call == "Allocate":
-                await host.kubelet.grant(GPU, [first])
-            else:
-                await host.kubelet.pre_start(GPU, [first])
+            await ask(GPU, [first])
         assert caught.value.status is Status.NOT_FOUND
         assert f"{GPU}={first}: {reason}" in str(caught.value.message)
         # What a request has shown to be wrong is put right in the list as well.

@@ -17,28 +17,24 @@ from simcluster.devices import Received
 from simnode import boards
 
 
-async def test_every_list_names_only_what_is_on_disk_in_that_moment(new_host: NewHost) -> None:
-    async with new_host() as host:
-        wrong: list[tuple[str, set[str]]] = []
+async def test_an_id_is_on_disk_before_the_list_that_names_it(new_host: NewHost) -> None:
+    async with new_host(boards.unbound(boards.hgx_h100())) as host:
+        early: list[tuple[str, set[str]]] = []
 
         def look(resource: str, received: Received) -> None:
             if missing := received.healthy - set(host.spec(resource)):
-                wrong.append((resource, set(missing)))
+                early.append((resource, set(missing)))
 
         host.kubelet.on_list = look
         await host.plugin()
-        await host.served()
-        for address in (*host.of(GPU)[:4], *host.of(SWITCH)[:2]):
+        # Devices only come here: what is on disk is never less than what was last listed.
+        for count, address in enumerate(host.of(GPU), start=1):
             host.live.unbind(address)
             host.live.bind(address)
-            host.live.remove(address)
-        await host.becomes(GPU, healthy=4, unhealthy=4)
-        for address in (*host.of(GPU)[:4], *host.of(SWITCH)[:2]):
-            host.live.rescan(address)
-            host.live.bind(address)
-        await host.served()
-        assert not wrong
-        assert len(host.kubelet.history(GPU)) > 2
+            if count in (1, 4, 8):
+                await host.served(gpu=count)
+        assert not early
+        assert len(host.kubelet.history(GPU)) >= 3
 
 
 async def test_a_device_without_a_node_is_left_out_and_the_others_are_written(new_host: NewHost) -> None:
@@ -112,6 +108,7 @@ async def test_a_file_of_an_earlier_run_is_replaced_before_anything_is_offered(n
 
 
 @pytest.mark.parametrize("place", ["cdi_dir", "cdi_static_dir"])
+@clock_rate(10)
 async def test_a_file_of_somebody_else_that_stops_sandboxes_is_told_once_until_it_is_mended(
     place: str, new_host: NewHost
 ) -> None:
@@ -141,11 +138,12 @@ async def test_a_file_of_somebody_else_that_stops_sandboxes_is_told_once_until_i
 # When nothing can be written.
 
 
+@clock_rate(20)
 async def test_what_cannot_be_written_is_not_offered_and_is_as_soon_as_it_can_be(new_host: NewHost) -> None:
     async with new_host() as host:
         # What a read-only file system does to a process without privileges, this does to any.
         host.paths.cdi_dir.write_text("a file where the directory should be")
-        plugin = await host.plugin()
+        plugin = await host.plugin_in_process()
         for resource in (GPU, SWITCH):
             failed = await plugin.lines.wait_for("cdi.failed", resource=resource)
             assert str(host.spec_path(resource)) in failed.fields["error"]
@@ -174,7 +172,9 @@ async def test_on_a_full_disk_what_the_file_says_already_stays_on_offer(new_host
         assert host.spec_path(GPU).read_bytes() == before
         await plugin.lines.wait_for("cdi.failed", resource=GPU)
         # A request for what is on offer is granted, one for what is not is told why.
-        assert await host.kubelet.grant(GPU, [host.of(GPU)[0]]) or True
+        assert await host.kubelet.grant(GPU, [host.of(GPU)[0]]) == (f"{GPU}={host.of(GPU)[0]}",)
+        with pytest.raises(GRPCError, match="cannot be written"):
+            await host.kubelet.grant(GPU, [late])
         assert [path.name for path in host.paths.cdi_dir.iterdir() if path.name.startswith(".")] == []
         plugin.limit_file_size(None)
         # Whoever makes room leaves a trace in the directory.

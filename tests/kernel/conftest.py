@@ -80,6 +80,8 @@ def guest(new_guest: NewGuest, figures: list[str]) -> Iterator[Guest]:
     """A guest with an Intel IOMMU."""
     with new_guest(Iommu.INTEL) as running:
         figures.append(f"boot to agent {running.boot_s:.1f} s, kernel {running.kernel_release}")
+        at_boot = running.run("lsmod | grep -c vfio; ls /dev/vfio", check=False).out.split()
+        figures.append(f"at boot {at_boot[0]} modules of VFIO are loaded, /dev/vfio holds: {' '.join(at_boot[1:])}")
         yield running
 
 

@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from conformance.json_lines import JsonLines, Refused
 from conformance.real_kubelet import Kubelet
 from conformance.reference_cdi import CdiLibrary
+from tests.kernel.waiting import DEADLINE_S, until
 
 from vmlab.build import STOCK_MODULES
 from vmlab.guest import Guest, Program
 
-Answer = TypeVar("Answer")
-
 GPU: Final = "nvidia.com/gpu"
 SWITCH: Final = "nvidia.com/nvswitch"
 IDS: Final = "10de:2330,10de:22a3"
-DEADLINE_S: Final = 90.0
-"""For anything that the plugin does within a second on a quiet machine."""
 PLUGIN_DIR: Final = "/var/lib/kubelet/device-plugins"
 CDI_DIR: Final = "/var/run/cdi"
 _PCI: Final = "/sys/bus/pci"
-_POLL_S: Final = 0.05
 _PLUGIN: Final = ("/usr/bin/python3", "-m", "kata_device_plugin")
 _ENVIRONMENT: Final = {"PYTHONPATH": "/payload/site"}
 
@@ -60,33 +55,6 @@ exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-pr
 _PUSHED: Final = re.compile(
     r'^I(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) .*"State pushed for device plugin" resource="([^"]+)"', re.MULTILINE
 )
-
-
-class NotInTime(AssertionError):
-    """Something did not become so before its deadline."""
-
-    def __init__(self, expected: str, within_s: float, observed: str) -> None:
-        super().__init__(f"not within {within_s:g} s: {expected}, observed:\n{observed}")
-        self.expected = expected
-        self.within_s = within_s
-        self.observed = observed
-
-
-def until(
-    look: Callable[[], Answer | None], expected: str, observed: Callable[[], str], *, within_s: float = DEADLINE_S
-) -> Answer:
-    """Look until there is something, and return it.
-
-    Raises: NotInTime.
-    """
-    deadline_s = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found is not None:
-            return found
-        if time.monotonic() > deadline_s:
-            raise NotInTime(expected, within_s, observed())
-        time.sleep(_POLL_S)
 
 
 class GuestLines(JsonLines):

@@ -10,7 +10,8 @@ from functools import partial
 
 from conformance.real_kubelet import Capacity, Pod
 from tests.kernel.conftest import NewGuest
-from tests.kernel.real_node import GPU, SWITCH, GuestKubelet, PluginInGuest, RealNode, cdi_nodes, names, until
+from tests.kernel.real_node import GPU, SWITCH, GuestKubelet, PluginInGuest, RealNode, cdi_nodes, names
+from tests.kernel.waiting import until
 
 from vmlab.machine import Iommu
 

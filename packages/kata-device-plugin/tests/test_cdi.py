@@ -146,6 +146,17 @@ def test_a_file_that_names_another_devices_node_is_given_up_when_it_cannot_be_re
     assert names(full.path) == [TWO[1].name]
 
 
+def test_a_file_that_vanished_and_cannot_be_written_again_is_not_believed_in(tmp_path: Path) -> None:
+    full = FullDisk(str(tmp_path), GPU)
+    full.replace(TWO)
+    full.is_full = True
+    assert not full.restore()
+    os.unlink(full.path)
+    with pytest.raises(SpecUnwritable):
+        full.restore()
+    assert full.on_disk == frozenset()
+
+
 class FullDisk(SpecFile):
     """A file system that has room or has none."""
 

@@ -101,6 +101,8 @@ class SpecFile:
                 return False
             self._write(document(self.resource, self._entries))
         except OSError as error:
+            if _identity(self.path) != self._seen:
+                self._on_disk = ()  # it is not what was written here, whatever it says
             self._give_up_false_entries()
             raise SpecUnwritable(self.path, error) from error
         return True
@@ -191,7 +193,7 @@ def _names(directory: str) -> list[str]:
 def _identity(path: str) -> tuple[int, ...] | None:
     try:
         found = os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 

@@ -408,7 +408,13 @@ class Daemon:
         self._log.warning(Event.ALLOCATION_REFUSED, resource=resource.name, error=str(error), hint=error.hint)
 
     def _say_unexpected(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Turn what the event loop would print as a traceback into one line; the run goes on."""
+        """Turn what the event loop would print as a traceback into one line; the run goes on.
+
+        What a protocol raised over the bytes that it got is the doing of whoever sent them: that connection is closed
+        already, and nothing is said, or anybody with access to the socket could fill the log.
+        """
+        if "protocol" in context:
+            return
         error = context.get("exception")
         self._log.warning(
             Event.UNEXPECTED,

@@ -77,7 +77,7 @@ class Offer:
             if reason:
                 raise self._refusal(device_id, reason)
         self.refresh()
-        if self.failure is not None:
+        if self.failure is not None and not all(self._by_id[device_id].healthy for device_id in device_ids):
             raise self.failure
         return tuple(self.resource.qualified(device_id) for device_id in device_ids)
 
