@@ -29,7 +29,7 @@ demo: $(STAMP) ## the main job on a simulated node: no hardware, no cluster, no 
 	$(BIN)/python demo/demo.py
 
 test: $(STAMP) ## the fast suite, on one Python
-	$(BIN)/python -m pytest $(T)
+	$(BIN)/python -m pytest -q -n 2 $(T)
 
 test-all: $(STAMP) ## the fast suite, on every Python 3.11 or newer of this machine
 	sh tools/test-all

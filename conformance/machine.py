@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
 from conformance.plugin_process import PluginProcess
-from conformance.real_kubelet import Given, Held, Kubelet, monotonic_ns
+from conformance.real_kubelet import Given, Held, Kubelet
 from conformance.reference_cdi import CdiLibrary, DeviceNode
+from conformance.waiting import looks
 
 from simnode.node import Device, Node
 from simnode.tree import LiveNode
@@ -25,7 +25,6 @@ GPU: Final = "nvidia.com/gpu"
 SWITCH: Final = "nvidia.com/nvswitch"
 HOST_DRIVER: Final = "nvidia"
 
-_LOOK_S: Final = 0.01
 
 # Source: Linux Documentation/admin-guide/devices.txt, 1 char, number 3 (/dev/null)
 _NULL: Final = os.makedev(1, 3)
@@ -130,13 +129,11 @@ class Machine:
 
     def observe(self, *, for_s: float) -> list[Held]:
         """Look at the GPUs in the kubelet for so long; return each state that differs from the one before it."""
-        end_ns = monotonic_ns() + int(for_s * 1e9)
         seen: list[Held] = []
-        while monotonic_ns() < end_ns:
+        for _ in looks(for_s=for_s):
             held = self.kubelet.devices(GPU)
             if not seen or seen[-1] != held:
                 seen.append(held)
-            time.sleep(_LOOK_S)
         return seen
 
     def check_resolution(self, *resources: str) -> None:

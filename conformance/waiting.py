@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def wait_until(condition: Callable[[], bool], expected: Callable[[], str], *, within_s: float = 10.0) -> None:
@@ -19,3 +19,11 @@ def wait_until(condition: Callable[[], bool], expected: Callable[[], str], *, wi
         if time.monotonic() > deadline_s:
             raise AssertionError(f"not within {within_s:g} s: {expected()}")
         time.sleep(0.005)
+
+
+def looks(*, for_s: float) -> Iterator[None]:
+    """Yield every few milliseconds for so long."""
+    deadline_s = time.monotonic() + for_s
+    while time.monotonic() < deadline_s:
+        yield
+        time.sleep(0.002)

@@ -83,7 +83,9 @@ def test_the_protocol_modules_are_what_the_generator_makes(tmp_path: Path) -> No
 
 
 def test_tests_use_no_mocks_and_never_sleep() -> None:
-    for path, module in modules("packages/*/tests/*.py", "testing/*/tests/*.py", "tests/**/*.py", "conformance/**/*.py"):
+    for path, module in modules(
+        "packages/*/tests/*.py", "testing/*/tests/*.py", "tests/**/*.py", "conformance/**/*.py"
+    ):
         for node in ast.walk(module):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
