@@ -90,7 +90,7 @@ SECTIONS: Final[dict[str, dict[str, Report]]] = {
         "R011": Report(
             "A mistyped selector was dropped and the rule then matched everything.",
             ("openshift/sriov-network-operator/issues/652",),
-            tests=("tests/cluster/test_command.py::test_unknown_flags_are_usage_errors",),
+            tests=("tests/cluster/test_command.py::test_there_are_no_flags_but_paths",),
             note="There are no selectors; every flag is a path.",
         ),
         "R012": Report(

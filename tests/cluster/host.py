@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -29,6 +30,12 @@ T = TypeVar("T")
 GPU: Final = "nvidia.com/gpu"
 SWITCH: Final = "nvidia.com/nvswitch"
 KINDS: Final = {GPU: (0x0302, 0x0300), SWITCH: (0x0680,)}
+
+
+def patience(seconds: float) -> float:
+    """Return a limit for something that takes far less, as many times longer as the machine is overloaded now."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
 
 NewHost = Callable[..., AbstractAsyncContextManager["Host"]]
 

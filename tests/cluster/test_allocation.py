@@ -10,7 +10,7 @@ import time
 import pytest
 from grpclib import GRPCError
 from grpclib.const import Status
-from tests.cluster.host import GPU, SWITCH, Host, NewHost
+from tests.cluster.host import GPU, SWITCH, Host, NewHost, patience
 from tests.cluster.in_process import DeafWatch, InProcess
 
 from simcluster.kubelet import Refused
@@ -203,7 +203,7 @@ async def test_a_preference_has_the_size_asked_the_fixed_ones_and_one_numa_node(
         available, fixed = (*ids[:6], *ids[8:11]), (ids[9], ids[2])
         began_s = time.monotonic()
         answer = await host.kubelet.preferred(GPU, available, fixed, 8)
-        assert time.monotonic() - began_s < 0.1
+        assert time.monotonic() - began_s < patience(0.1)
         assert len(set(answer)) == len(answer) == 8
         assert set(fixed) < set(answer) <= set(available)
         four = await host.kubelet.preferred(GPU, available, (), 4)

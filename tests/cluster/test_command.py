@@ -14,7 +14,7 @@ from tests.cluster.host import GPU, SWITCH, NewHost
 from kata_device_plugin import VERSION, cli
 from simcluster.plugin import run_to_end
 from simnode import boards
-from simnode.tree import Fault
+from simnode.tree import Fault, LiveNode
 
 
 async def test_list_as_json_says_what_would_be_advertised(new_host: NewHost) -> None:
@@ -66,8 +66,6 @@ async def test_list_agrees_with_what_the_kubelet_is_told(new_host: NewHost) -> N
 
 
 def test_a_mixed_node_is_listed_the_same_twenty_times(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from simnode.tree import LiveNode
-
     live = LiveNode.create(directory, boards.mixed())
     display = next(device.address for device in boards.mixed().devices if device.class_code >> 8 == 0x0300)
     live.write_attribute(display, "boot_vga", b"1\n")
@@ -78,12 +76,16 @@ def test_a_mixed_node_is_listed_the_same_twenty_times(directory: Path, capsys: p
 
 
 @pytest.mark.parametrize("board", ["no_cdev_kernel", "old_kernel"])
-async def test_list_says_why_bound_devices_are_missing(board: str, new_host: NewHost) -> None:
-    async with new_host(boards.ALL[board](), kubelet=False) as host:
-        code, output, lines = await run_to_end(["list", "-o", "json", *host.paths.flags])
-        assert (code, json.loads(output)) == (0, [])
-        (said,) = lines.all
-        assert said.says("node.without-device-nodes", devices=list(host.of(GPU)))
+def test_list_says_why_bound_devices_are_missing(
+    board: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = LiveNode.create(directory, boards.ALL[board]())
+    assert cli.main(["list", "-o", "json", f"--sysfs={live.sysfs}", f"--dev-vfio={live.dev_vfio}"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == []
+    (said,) = map(json.loads, printed.err.splitlines())
+    assert said["event"] == "node.without-device-nodes"
+    assert len(said["devices"]) == 4
 
 
 async def test_list_of_what_cannot_be_read_is_an_error_and_not_an_empty_list(new_host: NewHost) -> None:
@@ -102,9 +104,12 @@ async def test_the_version_is_that_of_the_package() -> None:
     assert (code, output) == (0, f"kata-device-plugin {VERSION}\n")
 
 
-async def test_unknown_flags_are_usage_errors() -> None:
-    code, output, _ = await run_to_end(["--mode=on"])
-    assert (code, output) == (2, "")
+@pytest.mark.parametrize("argv", [["--mode=on"], ["--sys=/sys"], ["--selector", "10de:*"], ["list", "everything"]])
+def test_there_are_no_flags_but_paths(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    assert capsys.readouterr().out == ""
 
 
 async def test_the_first_and_the_last_line_of_a_run_say_with_what_and_how_it_ended(new_host: NewHost) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from tests.cluster.host import GPU, SWITCH, Host, NewHost
+from tests.cluster.host import GPU, SWITCH, Host, NewHost, patience
 from tests.cluster.in_process import DeafWatch, Kernel
 
 from simcluster.async_tests import clock_rate
@@ -49,7 +49,7 @@ async def test_a_device_that_falls_off_the_bus_is_unhealthy_at_once_and_healthy_
         began_s = time.monotonic()
         host.live.remove(gone)
         await host.becomes(GPU, healthy=7, unhealthy=1)
-        assert host.kubelet.history(GPU)[-1].at_s - began_s < PROMPT_S
+        assert host.kubelet.history(GPU)[-1].at_s - began_s < patience(PROMPT_S)
         assert host.kubelet.unhealthy(GPU) == {gone}
         assert gone not in host.spec(GPU)
         await plugin.lines.wait_for("device.unhealthy", device=gone, reason="vanished from the bus")
@@ -59,7 +59,7 @@ async def test_a_device_that_falls_off_the_bus_is_unhealthy_at_once_and_healthy_
         began_s = time.monotonic()
         host.live.bind(gone)
         await host.served()
-        assert host.kubelet.history(GPU)[-1].at_s - began_s < PROMPT_S
+        assert host.kubelet.history(GPU)[-1].at_s - began_s < patience(PROMPT_S)
         assert host.kubelet.history(GPU)[-1].ids == host.of(GPU)
         assert set(host.spec(GPU)) == set(host.of(GPU))
 
@@ -583,7 +583,7 @@ async def test_a_thousand_devices_are_listed_granted_and_followed(new_host: NewH
         began_s = time.monotonic()
         host.live.remove(gone)
         await host.becomes(GPU, healthy=999, unhealthy=1)
-        assert host.kubelet.history(GPU)[-1].at_s - began_s < PROMPT_S
+        assert host.kubelet.history(GPU)[-1].at_s - began_s < patience(PROMPT_S)
         everything = await host.kubelet.grant(GPU, sorted(host.kubelet.healthy(GPU)))
         assert len(everything) == 999
         assert len(plugin.lines.having("device.listed")) == 1000
@@ -595,4 +595,4 @@ async def test_sixty_four_devices_are_registered_soon_after_the_start(new_host: 
         await host.served(gpu=64)
         answered_s = host.kubelet.accepted(GPU)[0].answered_s
         assert answered_s is not None
-        assert answered_s - plugin.started_s < 2
+        assert answered_s - plugin.started_s < patience(2)

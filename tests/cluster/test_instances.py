@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cluster.host import GPU, SWITCH, Host, NewHost
+from tests.cluster.host import GPU, SWITCH, Host, NewHost, patience
 
 from simcluster.async_tests import clock_rate
 from simcluster.kubelet import Fault, Generation
@@ -217,7 +217,7 @@ async def test_a_signal_ends_it_at_once_with_streams_open_and_leaves_the_cdi_fil
         plugin.send(number)
         ended = await plugin.wait()
         assert ended.code == 0
-        assert ended.seconds < 1
+        assert ended.seconds < patience(1)
         assert plugin.lines.all[-1].says("run.finished", exit_code=0)
         assert host.sockets() == set()
         assert len(host.spec(GPU)) == 8
@@ -252,7 +252,7 @@ async def test_it_can_be_ended_whatever_it_is_waiting_for(when: str, new_host: N
                 await host.wait_for(lambda: len(host.sockets()) == 2)
         began_s = time.monotonic()
         await plugin.stop()
-        assert time.monotonic() - began_s < 1
+        assert time.monotonic() - began_s < patience(1)
         assert host.sockets() == set()
 
 

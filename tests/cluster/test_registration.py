@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.cluster.host import GPU, SWITCH, Host, NewHost
+from tests.cluster.host import GPU, SWITCH, Host, NewHost, patience
 
 from simcluster.async_tests import clock_rate
 from simcluster.kubelet import Fault, Generation
@@ -103,7 +103,7 @@ async def test_a_kubelet_that_comes_later_is_waited_for_and_that_is_said_once(be
         began_s = time.monotonic()
         await host.kubelet.start()
         await host.served()
-        assert _last_registered_s(host) - began_s < PROMPT_S
+        assert _last_registered_s(host) - began_s < patience(PROMPT_S)
         assert len(plugin.lines.having(said)) == 2
 
 
@@ -176,7 +176,7 @@ async def test_a_new_kubelet_socket_is_registered_with_at_once(
         await restart(host, plugin.lines)
         began_s = time.monotonic()
         await host.served()
-        assert _last_registered_s(host) - began_s < PROMPT_S
+        assert _last_registered_s(host) - began_s < patience(PROMPT_S)
         assert {resource: host.states(resource) for resource in (GPU, SWITCH)} == before
         # A directory that was removed took the checkpoint along.
         assert host.kubelet.booked() in ((booking,), ())
@@ -246,8 +246,8 @@ async def test_a_refusal_is_said_once_and_tried_again_ever_more_rarely(new_host:
         await host.wait_for(lambda: _attempts(host, GPU) == 5)
         at_s = [attempt.at_s for attempt in host.kubelet.attempts if attempt.resource == GPU]
         gaps_s = [later - earlier for earlier, later in pairwise(at_s)]
-        assert gaps_s == sorted(gaps_s)
-        assert gaps_s[-1] > 4 * gaps_s[0]
+        # A second, two, four, eight: on this clock.
+        assert all(gap_s > 0.9 * 2**step / 20 for step, gap_s in enumerate(gaps_s))
         (said,) = plugin.lines.having("kubelet.refused", resource=GPU)
         assert said.fields["reason"] == "UNKNOWN: the simulated kubelet refuses"
         host.kubelet.mend()
@@ -298,7 +298,7 @@ async def test_whatever_a_kubelet_did_its_successor_is_registered_with_at_once(f
         began_s = time.monotonic()
         await host.kubelet.restart()
         await host.served()
-        assert _last_registered_s(host) - began_s < PROMPT_S
+        assert _last_registered_s(host) - began_s < patience(PROMPT_S)
 
 
 @clock_rate(20)
@@ -344,7 +344,7 @@ async def test_a_kubelet_that_stops_reading_holds_up_nothing_else(new_host: NewH
         await host.becomes(SWITCH, healthy=0, unhealthy=1)
         ended = await plugin.terminate()
         assert ended.code == 0
-        assert ended.seconds < 1
+        assert ended.seconds < patience(1)
 
 
 async def test_a_plugin_that_is_told_to_stop_while_a_kubelet_hangs_stops(new_host: NewHost) -> None:
@@ -354,7 +354,7 @@ async def test_a_plugin_that_is_told_to_stop_while_a_kubelet_hangs_stops(new_hos
         await host.wait_for(lambda: _attempts(host, GPU) and _attempts(host, SWITCH))
         ended = await plugin.terminate()
         assert ended.code == 0
-        assert ended.seconds < 1
+        assert ended.seconds < patience(1)
         assert host.sockets() == set()
 
 

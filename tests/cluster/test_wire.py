@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from grpclib import GRPCError
 from grpclib.client import Channel, UnaryUnaryMethod
-from tests.cluster.host import GPU, SWITCH, Host, NewHost
+from tests.cluster.host import GPU, SWITCH, Host, NewHost, patience
 
 from kata_device_plugin.v1beta1 import deviceplugin_pb2 as pb
 from simcluster.plugin import PluginProcess
@@ -97,13 +97,13 @@ def own_socket(host: Host, resource: str = GPU) -> Path:
     return host.paths.device_plugin_dir / host.kubelet.accepted(resource)[0].endpoint
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_noise_on_the_socket_harms_nobody(seed: int, new_host: NewHost) -> None:
+async def test_noise_on_the_socket_harms_nobody(new_host: NewHost) -> None:
     async with new_host() as host:
         plugin = await running(host)
         mark, opened = plugin.lines.mark(), len(os.listdir(f"/proc/{plugin.pid}/fd"))
-        for data in noise(seed):
-            await send(own_socket(host), data)
+        for seed in range(3):
+            for data in noise(seed):
+                await send(own_socket(host), data)
         await is_unharmed(host, plugin, mark)
         # Connections that are over are closed.
         await host.wait_for(lambda: len(os.listdir(f"/proc/{plugin.pid}/fd")) <= opened)
@@ -120,7 +120,7 @@ async def test_connections_that_say_nothing_harm_nobody(new_host: NewHost) -> No
         for _, writer in silent:
             writer.close()
         ended = await plugin.terminate()
-        assert ended.seconds < 1
+        assert ended.seconds < patience(1)
 
 
 class Raw:
@@ -175,15 +175,16 @@ async def test_a_method_that_does_not_exist_is_an_error_of_the_call_alone(method
         assert "allocation.refused" not in plugin.lines.events()
 
 
-@pytest.mark.parametrize("name", ["Allocate", "GetPreferredAllocation", "PreStartContainer"])
-async def test_bytes_that_are_no_message_are_an_error_of_the_call_alone(name: str, new_host: NewHost) -> None:
+async def test_bytes_that_are_no_message_are_an_error_of_the_call_alone(new_host: NewHost) -> None:
+    malformed = (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05", random.Random(1).randbytes(200))
     async with new_host() as host:
         plugin = await running(host)
         mark = plugin.lines.mark()
         async with Channel(path=str(own_socket(host)), codec=_AnyBytes()) as channel:  # type: ignore[arg-type]
-            for data in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05", random.Random(name).randbytes(200)):
-                with pytest.raises(GRPCError):
-                    await UnaryUnaryMethod(channel, f"/v1beta1.DevicePlugin/{name}", Raw, Raw)(Raw(data))
+            for name in ("Allocate", "GetPreferredAllocation", "PreStartContainer"):
+                for data in malformed:
+                    with pytest.raises(GRPCError):
+                        await UnaryUnaryMethod(channel, f"/v1beta1.DevicePlugin/{name}", Raw, Raw)(Raw(data))
         await is_unharmed(host, plugin, mark)
 
 

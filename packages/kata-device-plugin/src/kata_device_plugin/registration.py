@@ -57,6 +57,9 @@ _LAST_REFUSAL_S: Final = 30.0
 # The kubelet must have seen the other instance's stream end before it is asked again.
 _SIBLING_DELAY_S: Final = 0.5
 
+# Older sockets that are still listened to. More than one needs several instances that end one after the other.
+_KEPT: Final = 4
+
 _Identity = tuple[int, int, int]
 
 
@@ -211,7 +214,8 @@ class Registration:
 
     @property
     def _is_heard(self) -> bool:
-        return any(server.listeners for server in self._servers)
+        """Whether the kubelet listens where it was registered last; a stream on an older socket does not count."""
+        return self._servers[-1].listeners > 0
 
     def _say_whether_heard(self) -> None:
         if self._said_heard != self._is_heard:
@@ -235,7 +239,8 @@ class Registration:
         patience = _Patience()
         while anew or not self._servers or not self._servers[-1].is_reachable():
             # What nobody listens to, or what is no longer on disk, is of no more use.
-            for server in [server for server in self._servers if not (server.listeners and server.is_reachable())]:
+            kept = [server for server in self._servers if server.listeners and server.is_reachable()][-_KEPT:]
+            for server in [server for server in self._servers if server not in kept]:
                 self._servers.remove(server)
                 server.close()
                 server.unlink()
