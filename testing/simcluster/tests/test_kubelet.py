@@ -138,7 +138,8 @@ async def serving(directory: Path, name: str = "plugin.sock") -> AsyncIterator[S
     finally:
         script.end_streams()
         server.close()
-        await server.wait_closed()
+        # Not wait_closed(): since Python 3.12 it waits for every client to hang up first.
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
